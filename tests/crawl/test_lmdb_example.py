@@ -130,12 +130,12 @@ import asyncio, sys
 from pathlib import Path
 import gossamer
 from gossamer.clock import SystemClock
-from gossamer.service.directory import Crawls
+from gossamer.service.directory import LocalJobs
 
 async def main():
-    served = Crawls(Path("crawls"), clock=SystemClock(), most=1)
+    served = LocalJobs(Path("crawls"), clock=SystemClock(), most=1)
     for name in await served.names():
-        counts = await (await served.reach(name)).counts()
+        counts = await (await served.open(name)).counts()
         print(name, counts.stored)
     await served.aclose()
     async with gossamer.open_job(sys.argv[1]) as job:

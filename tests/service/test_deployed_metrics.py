@@ -15,7 +15,7 @@ from gossamer.service import metrics
 from gossamer.service.metrics import METRICS
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-WORDS = {
+ERROR_CODES = {
     ("gossamer_urls", "state"): metrics._URLS,
     ("gossamer_sites_by_state", "state"): metrics._SITES,
     ("gossamer_jobs", "state"): metrics._STATES,
@@ -46,9 +46,9 @@ def test_what_is_asked_for_exists(expression: str) -> None:
         metric = METRICS[name]
         for label, how, value in MATCH.findall(inside):
             assert label in metric.labels, f"{name} has no label {label}"
-            if value != "$job" and (name, label) in WORDS:
+            if value != "$job" and (name, label) in ERROR_CODES:
                 wanted = value.split("|") if how == "=~" else [value]
-                assert set(wanted) <= set(WORDS[name, label]), f"{name}: no {label} is {value}"
+                assert set(wanted) <= set(ERROR_CODES[name, label]), f"{name}: no {label} is {value}"
         if metric.kind == "counter":
             assert re.search(rf"(rate|increase)\({name}", expression), f"{name} only ever grows"
     for labels in re.findall(r"(?:by|on) \(([^)]*)\)", expression):

@@ -14,12 +14,12 @@ from gossamer.clock import ManualClock
 from gossamer.jobs.notifications import Notifier
 from gossamer.model import Counts, PageRow
 from gossamer.redact import masked_url
-from gossamer.service.directory import linear
-from gossamer.service.events import Hub
-from gossamer.service.monitor import JobNotifier, Watch
+from gossamer.service.directory import glob_pattern
+from gossamer.service.events import EventHub
+from gossamer.service.monitor import JobNotifier, Monitor
 from gossamer.service.schemas import SiteRow
-from gossamer.service.sites import drawn, standing
-from gossamer.service.statistics import PACES, JobCounters, RingBuffer, TimeSeries
+from gossamer.service.sites import site_map, site_state
+from gossamer.service.statistics import STEP_COUNTS, JobCounters, RingBuffer, TimeSeries
 from gossamer.settings import Settings
 from gossamer.storage.query import Search, versions_of
 from gossamer.storage.reader import StoredJob
@@ -32,7 +32,7 @@ def test_a_ring_forgets_what_is_old_and_shows_gaps_as_such() -> None:
     ring = RingBuffer(10, 6)
     for second in range(0, 200, 5):
         ring.add(NOW + second, {"pages": 1})
-    ring.level(NOW + 195, {"queued": 7})
+    ring.set(NOW + 195, {"queued": 7})
     start, series = ring.read(NOW + 200, 100, counted_since=NOW)
     assert (start, series.pages) == (NOW + 150, [2.0] * 5)
     assert series.queued == [None, None, None, None, 7]
@@ -46,7 +46,7 @@ def test_the_past_before_the_first_look_is_unknown_and_not_zero() -> None:
     past = TimeSeries()
     past.add(NOW, {"pages": 3})
     assert past.read(1, NOW + 2, 4)[1].pages == [None, None, 3.0, 0.0]
-    assert all(len(past.read(step, NOW, 5000)[1].pages) == length - 1 for step, length in PACES.items())
+    assert all(len(past.read(step, NOW, 5000)[1].pages) == length - 1 for step, length in STEP_COUNTS.items())
 
 
 def sent(url: str, at: float, **more: object) -> Sent:
@@ -55,9 +55,9 @@ def sent(url: str, at: float, **more: object) -> Sent:
 
 def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
     tally = JobCounters(TimeSeries())
-    tally.saw([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 1.5), sent("http://b/1", NOW + 1.6)])
+    tally.update([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 1.5), sent("http://b/1", NOW + 1.6)])
     assert (tally.politeness("x").too_short, tally.politeness("x").counted) == (0, 1)
-    tally.saw([sent("http://a/3?token=s3cret", NOW + 2.4)])
+    tally.update([sent("http://a/3?token=s3cret", NOW + 2.4)])
     found = tally.politeness("x")
     assert (found.too_short, found.shortest, found.examples[0].url) == (1, 0.9, "http://a/3?token=***")
 
@@ -65,12 +65,12 @@ def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
 def test_a_rest_is_told_by_the_workers_own_clock_where_it_knows_it() -> None:
     """A clock that was set between two requests makes no rest too short, and hides none that was."""
     tally = JobCounters(TimeSeries())
-    tally.saw([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 0.6, rest=1.0)])
+    tally.update([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 0.6, rest=1.0)])
     assert tally.politeness("x").too_short == 0
-    tally.saw([sent("http://a/3", NOW + 9.0, rest=0.9)])
+    tally.update([sent("http://a/3", NOW + 9.0, rest=0.9)])
     assert (tally.politeness("x").too_short, tally.politeness("x").shortest) == (1, 0.9)
     # Between two leases only the times are known; over a minute they may be some hundredths off.
-    tally.saw([sent("http://b/1", NOW), sent("http://b/2", NOW + 59.95, delay=60.0)])
+    tally.update([sent("http://b/1", NOW), sent("http://b/2", NOW + 59.95, delay=60.0)])
     assert tally.politeness("x").too_short == 1
 
 
@@ -82,7 +82,7 @@ def row(site: str, **more: object) -> SiteRow:
 def test_a_map_of_any_number_of_sites_is_bounded_and_adds_up() -> None:
     rows = [row(f"s{n}", queued=n, region=f"r{n % 50}") for n in range(50)]
     rows += [row(f"big{n}", queued=1000 + n, stored=1, region="r0") for n in range(450)]
-    found = drawn("x", rows, by="queued", total=60_000)
+    found = site_map("x", rows, by="queued", total=60_000)
     assert [len(region.sites) for region in found.regions] == [200] + [1] * 39
     first = found.regions[0]
     assert (first.region, first.rest.sites, first.sites[0].site) == ("r0", 251, "big449")
@@ -98,12 +98,12 @@ def test_a_map_of_any_number_of_sites_is_bounded_and_adds_up() -> None:
         row("e", queued=1),
         row("f"),
     ]
-    assert [standing(one) for one in kinds] == ["closed", "held", "failing", "fetching", "waits", "idle"]
+    assert [site_state(one) for one in kinds] == ["closed", "held", "failing", "fetching", "waits", "idle"]
 
 
 def test_a_hundred_thousand_failures_and_sites_take_bounded_room() -> None:
     tally = JobCounters(TimeSeries())
-    tally.saw(
+    tally.update(
         sent(f"http://s{n % 30_000}.example/{n}", NOW + n / 100, status=0, error=f"odd-{n % 300}")
         for n in range(100_000)
     )
@@ -166,12 +166,12 @@ def test_the_tail_gives_every_line_once_torn_ones_never(tmp_path: Path) -> None:
     ],
 )
 def test_a_glob_is_for_a_whole_url(glob: str, url: str, fits: bool) -> None:
-    assert bool(re.search(linear(glob), url)) == fits
+    assert bool(re.search(glob_pattern(glob), url)) == fits
 
 
 def test_no_glob_can_be_made_slow() -> None:
     """H63: what would take a regular expression hours is over before it can be felt; here it is only seen to end."""
-    pattern = re.compile(linear("*a" * 200 + "*b"))
+    pattern = re.compile(glob_pattern("*a" * 200 + "*b"))
     assert pattern.search("a" * 2048) is None
 
 
@@ -196,7 +196,7 @@ def test_pages_are_found_from_the_newest_back_and_a_search_goes_on(tmp_path: Pat
 
 def test_a_slow_listener_misses_events_and_keeps_nobody_waiting() -> None:
     async def listen() -> tuple[int, bytes, int]:
-        hub = Hub()
+        hub = EventHub()
         slow, quick = hub.listen(None), hub.listen("x")
         await anext(slow)
         await anext(quick)
@@ -227,7 +227,7 @@ def test_the_herald_tells_of_ends_stalls_and_errors_once_each(tmp_path: Path) ->
         herald = JobNotifier(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
 
         async def saw(before: str, state: str, **counts: int) -> None:
-            herald.saw("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
+            herald.update("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
             await asyncio.gather(*herald._tasks)
 
         # A job that had ended before the service looked is no news.
@@ -267,7 +267,7 @@ class OneJob:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    async def reach(self, name: str) -> OneJob:
+    async def open(self, name: str) -> OneJob:
         return self
 
     async def counts(self) -> Counts:
@@ -276,7 +276,7 @@ class OneJob:
     async def workers(self) -> list[object]:
         return []
 
-    def state(self, counts: Counts, pulses: object) -> str:
+    def state(self, counts: Counts, heartbeats: object) -> str:
         return self.state_now
 
     def problem(self, name: str) -> str:
@@ -295,18 +295,18 @@ def test_an_end_that_somebody_asks_for_before_it_is_looked_for_is_told(tmp_path:
         def __init__(self) -> None:
             self.ends: list[tuple[str, str]] = []
 
-        def saw(self, job: str, before: str, state: str, counts: object, problem: str) -> None:
+        def update(self, job: str, before: str, state: str, counts: object, problem: str) -> None:
             if state != before:
                 self.ends.append((before, state))
 
     async def run() -> list[tuple[str, str]]:
         directory, ears, clock = OneJob(tmp_path), Ears(), ManualClock()
-        watch = Watch(directory, Hub(), clock=clock, notifier=ears)  # type: ignore[arg-type]
-        watched = await watch.ask("shop")
+        monitor = Monitor(directory, EventHub(), clock=clock, notifier=ears)  # type: ignore[arg-type]
+        watched = await monitor.get("shop")
         directory.state_now = "finished"
         clock.advance(3600.0)
-        assert (await watch.ask("shop")).state == "finished"
-        await watch._look(watched)
+        assert (await monitor.get("shop")).state == "finished"
+        await monitor._poll(watched)
         await watched.aclose()
         return ears.ends
 

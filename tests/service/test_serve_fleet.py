@@ -74,7 +74,7 @@ def test_a_fleet_is_served_and_its_workers_hear_of_other_limits(tmp_path: Path) 
 
 
 class Still:
-    """An engine that does nothing, as a pulse tells of it."""
+    """An engine that does nothing, as a heartbeat tells of it."""
 
     accepted = stale = active = fetching = limit = 0
 
@@ -82,11 +82,11 @@ class Still:
 async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
     settings, job = build({"delay": 1.0, "robots": False, "max_pages": 10}), f"limits {shards}"
     worker = await create_fleet(url, job, settings, worker="w", shards=shards)
-    reached = await FleetJob.open(url, job, folder)
+    handle = await FleetJob.open(url, job, folder)
 
     async def limit(**changes: Any) -> None:
         """Change them from elsewhere, and let the worker's heart beat once."""
-        assert await reached.limit(changes)
+        assert await handle.limit(changes)
         await worker.refresh()
 
     async def leased() -> list[Lease]:
@@ -122,10 +122,10 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
         await limit(max_seconds=12.0)
         clock = ManualClock()
         async with beating(HeartbeatSender(worker, Still(), pulse=Heartbeat(worker="w"), clock=clock)):
-            while (await reached.counts()).job != "stopping":
+            while (await handle.counts()).job != "stopping":
                 await asyncio.sleep(0.01)
     finally:
-        await reached.aclose()
+        await handle.aclose()
         await worker.aclose()
 
 

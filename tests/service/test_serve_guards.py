@@ -16,7 +16,7 @@ from served import READ, WRITE, Served, serving
 
 from gossamer.clock import ManualClock
 from gossamer.errors import ConfigError
-from gossamer.service.security import Buckets, read_tokens
+from gossamer.service.security import RateLimiter, read_tokens
 
 SPIDER = (
     "from gossamer import Spider\n\n\nclass Shop(Spider):\n    def parse(self, page):\n        yield {'u': page.url}\n"
@@ -50,7 +50,7 @@ def test_others_reach_it_only_with_a_token_that_cannot_be_guessed(tmp_path: Path
     path = tmp_path / "token"
     path.write_text(WRITE)
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="can be read by others"):
+    with pytest.raises(ConfigError, match="is readable by other users"):
         read_tokens({}, {"write": path})
     path.chmod(0o600)
     assert read_tokens({}, {"write": path}) == {"write": WRITE}
@@ -186,7 +186,7 @@ def test_tokens_are_nowhere_to_be_read(served: Served) -> None:
 
 def test_who_asks_too_often_waits_and_others_do_not() -> None:
     clock = ManualClock()
-    buckets = Buckets(2.0, 10.0, clock=clock, most=3)
+    buckets = RateLimiter(2.0, 10.0, clock=clock, most=3)
     assert [buckets.wait("a") for _ in range(11)] == [0.0] * 10 + [0.5]
     assert buckets.wait("b") == 0.0
     clock.advance(0.5)

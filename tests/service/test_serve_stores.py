@@ -100,5 +100,5 @@ def test_a_page_is_found_in_every_store_that_keeps_files(tmp_path: Path) -> None
             odd = served.get(
                 f"/api/jobs/j0/{path}", 400, **({"url": URL} if name == "at" else {}), **{name: "2026-01-31"}
             )
-            assert f"{name}: '2026-01-31' is no time in epoch seconds" in odd["message"]
+            assert f"{name}: '2026-01-31' is not a time in epoch seconds" in odd["message"]
             assert "date -d" in odd["hint"]

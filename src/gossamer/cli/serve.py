@@ -97,7 +97,7 @@ def serve(
         errors_above=errors_above,
     )
     base = read_settings(None, given(options))
-    run(run_service(chosen, base, tokens, told=_print_address))
+    run(run_service(chosen, base, tokens, on_ready=_print_address))
     return Exit.OK
 
 

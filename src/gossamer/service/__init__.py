@@ -1,1 +1,1 @@
-"""The service: an API to start, steer and look at jobs, metrics, live events, and the dashboard's files."""
+"""The service (`gossamer serve`): REST API, metrics, live events, and the dashboard."""

@@ -1,4 +1,4 @@
-"""The service's application: its endpoints, and their OpenAPI description."""
+"""The service's ASGI application: endpoints and their OpenAPI document."""
 
 from __future__ import annotations
 
@@ -18,29 +18,39 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from gossamer.service.jobs import Answers, FleetWork, Tasks
+from gossamer.service.jobs import FleetEndpoints, HistoryEndpoints, JobEndpoints
 from gossamer.service.metrics import CONTENT_TYPE, exposition
-from gossamer.service.pages import PagesView
-from gossamer.service.routing import JSON, MEANINGS, ApiRequest, Endpoint, Part, Refused, json, problem, routes
-from gossamer.service.schemas import JOB_NAME, About, AskEvents, Login, Nothing, Problem, Session
+from gossamer.service.pages import PageEndpoints
+from gossamer.service.routing import (
+    JSON,
+    STATUS_DESCRIPTIONS,
+    ApiError,
+    ApiRequest,
+    Endpoint,
+    Part,
+    json,
+    problem_response,
+    routes,
+)
+from gossamer.service.schemas import JOB_NAME, About, EventsQuery, Login, NoParameters, Problem, Session
 from gossamer.service.security import COOKIE, SESSION_SECONDS, AccessGuard
-from gossamer.service.sites import SitesView
+from gossamer.service.sites import SiteEndpoints
 from gossamer.service.state import ServiceState
 from gossamer.settings import VERSION
 
 _REF = "#/components/schemas/{name}"
 _PATHS = {"job": {"type": "string", "pattern": JOB_NAME, "maxLength": 100}}
 _TAGS = {
-    "service": "The service itself: what it is, whether it is well, and who may do what.",
-    "tasks": "Jobs: submit them, look at them, steer them.",
-    "answers": "What happened, and why.",
-    "fleet": "Workers, sites, shards, regions.",
-    "pages": "What was stored.",
+    "service": "The service itself: health, metrics, login, and live events.",
+    "tasks": "Submit, inspect, and control jobs.",
+    "answers": "History, errors, politeness, and why a URL was or was not fetched.",
+    "fleet": "Workers, sites, shards, and regions.",
+    "pages": "Stored pages, versions, and bodies.",
 }
 
 
 def document(endpoints: Sequence[Endpoint], *, secured: bool = True) -> dict[str, Any]:
-    """OpenAPI 3.1 for these endpoints."""
+    """Return the OpenAPI 3.1 document of these endpoints."""
     named = [Problem, *_types(endpoints)]
     schemas, components = msgspec.json.schema_components(named, ref_template=_REF)
     found = dict(zip(map(id, named), schemas, strict=True))
@@ -119,7 +129,7 @@ def _query_parameters(endpoint: Endpoint, components: dict[str, Any]) -> list[di
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter is left out; there is no way to write null in an address."""
+    """The schema without null: a query string has no null, clients omit the parameter instead."""
     options = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     if len(options) == 1:
         return dict(options[0])
@@ -131,25 +141,28 @@ def _responses(endpoint: Endpoint, found: dict[int, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if endpoint.answer is not None:
         made[str(endpoint.status)] = {
-            "description": "What was asked for.",
+            "description": "What was request for.",
             "content": {JSON: {"schema": found[id(endpoint.answer)]}},
         }
     elif endpoint.status == 204:
-        made["204"] = {"description": "Done."}
+        made["204"] = {"description": "Success, without content."}
     else:
         content = {endpoint.media: {"schema": {"type": "string"}}}
-        made[str(endpoint.status)] = {"description": "What was asked for.", "content": content}
+        made[str(endpoint.status)] = {"description": "What was request for.", "content": content}
     wrong = {400, 403, 429, *endpoint.refusals}
     wrong |= {401} if endpoint.role is not None else set()
     wrong |= {413, 415} if endpoint.body is not None else set()
     wrong |= {404, 409, 503} if "{job}" in endpoint.path else set()
     for status in sorted(wrong):
-        made[str(status)] = {"description": MEANINGS[status], "content": {JSON: {"schema": found[id(Problem)]}}}
+        made[str(status)] = {
+            "description": STATUS_DESCRIPTIONS[status],
+            "content": {JSON: {"schema": found[id(Problem)]}},
+        }
     return made
 
 
 def _reachable(paths: Any, components: dict[str, Any]) -> set[str]:
-    """The names of the schemas that something refers to."""
+    """The names of all schemas that are referenced, directly or through other schemas."""
     used: set[str] = set()
     waiting = [paths]
     while waiting:
@@ -164,15 +177,15 @@ def _reachable(paths: Any, components: dict[str, Any]) -> set[str]:
 STATIC = Path(__file__).parent / "static"
 
 
-class Front:
-    """Handlers that are about the service itself."""
+class ServiceEndpoints:
+    """Handlers of the endpoints about the service itself."""
 
     def __init__(self, service: ServiceState) -> None:
         self._service = service
         self.table: Sequence[Endpoint] = ()
 
     def endpoints(self) -> list[Endpoint]:
-        """The lines of the table."""
+        """The endpoints of this group."""
 
         def line(path: str, handler: Any, summary: str, **more: Any) -> Endpoint:
             fixed: dict[str, Any] = {"method": "GET", "tag": "service"}
@@ -180,53 +193,58 @@ class Front:
 
         text = "text/plain"
         return [
-            line("/healthz", self.health, "Whether the service runs.", media=text, role=None),
-            line("/readyz", self.ready, "Whether it can reach its jobs.", media=text, role=None, refusals=(503,)),
-            line("/metrics", self.metrics, "Metrics for Prometheus.", media=text),
-            line("/openapi.json", self.openapi, "This document.", answer=dict[str, Any], role=None),
-            line("/api", self.about, "What this service is, and what this client may do.", answer=About),
-            line("/api/session", self.log_in, "Exchange a token for a cookie.", method="POST", body=Login,
-                 answer=Session, role=None, refusals=(401,)),
-            line("/api/session", self.log_out, "Throw the cookie away.", method="DELETE", status=204, role=None),
-            line("/api/events", self.events, "Live events: `sample` with every look at a job, `job` when its state "
-                 "changes, `missed` with a number when this client was too slow.", query=AskEvents,
-                 media="text/event-stream", refusals=(503,)),
+            line("/healthz", self.health, "Liveness: returns 200 while the process responds.", media=text, role=None),
+            line("/readyz", self.ready,
+                 "Readiness: returns 200 while the service can list its jobs, and 503 otherwise.", media=text,
+                 role=None, refusals=(503,)),
+            line("/metrics", self.metrics, "Metrics in the Prometheus text format.", media=text),
+            line("/openapi.json", self.openapi, "This OpenAPI document.", answer=dict[str, Any], role=None),
+            line("/api", self.about, "Version, spiders, and limits of the service, and the role of this client.",
+                 answer=About),
+            line("/api/session", self.log_in, "Log in: exchange a token for a session cookie.", method="POST",
+                 body=Login, answer=Session, role=None, refusals=(401,)),
+            line("/api/session", self.log_out, "Log out: delete the session cookie.", method="DELETE", status=204,
+                 role=None),
+            line("/api/events", self.events,
+                 "Live events (SSE): `sample` after each poll of a job, `job` when a job's state "
+                 "changes, and `missed` with the number of events that this client was too slow to receive.",
+                 query=EventsQuery, media="text/event-stream", refusals=(503,)),
         ]  # fmt: skip
 
-    async def health(self, _: ApiRequest[Nothing, None]) -> Response:
+    async def health(self, _: ApiRequest[NoParameters, None]) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def ready(self, _: ApiRequest[Nothing, None]) -> Response:
-        watch = self._service.watch
-        if not watch.is_ready:
-            # The reason may name a server: it is for those with a token, and for the log.
-            raise Refused(503, "the jobs cannot be reached", headers={"retry-after": "5"})
+    async def ready(self, _: ApiRequest[NoParameters, None]) -> Response:
+        monitor = self._service.monitor
+        if not monitor.is_ready:
+            # The reason may name a server, so it goes to the log and to clients with a token only.
+            raise ApiError(503, "the service cannot list its jobs", headers={"retry-after": "5"})
         return PlainTextResponse("ok\n")
 
-    async def metrics(self, _: ApiRequest[Nothing, None]) -> Response:
+    async def metrics(self, _: ApiRequest[NoParameters, None]) -> Response:
         service = self._service
-        return Response(exposition(service.watch, service.hub, now=service.clock.epoch()), media_type=CONTENT_TYPE)
+        return Response(exposition(service.monitor, service.hub, now=service.clock.epoch()), media_type=CONTENT_TYPE)
 
-    async def openapi(self, _: ApiRequest[Nothing, None]) -> Response:
-        return json(document(self.table, secured=not self._service.doorkeeper.is_open))
+    async def openapi(self, _: ApiRequest[NoParameters, None]) -> Response:
+        return json(document(self.table, secured=not self._service.authenticator.is_open))
 
-    async def about(self, asked: ApiRequest[Nothing, None]) -> About:
+    async def about(self, request: ApiRequest[NoParameters, None]) -> About:
         service = self._service
         return About(
             version=VERSION,
             only=service.only,
             place="fleet" if service.directory.place == "fleet" else "embedded",
-            role=asked.role,
+            role=request.role,
             spiders=sorted(service.spiders),
             least_delay=service.base.delay,
-            may_start=service.directory.may_start and asked.role == "write" and service.only != "pages",
+            may_start=service.directory.may_start and request.role == "write" and service.only != "pages",
         )
 
-    async def log_in(self, asked: ApiRequest[Nothing, Login]) -> Response:
-        keeper = self._service.doorkeeper
-        role = "write" if keeper.is_open else keeper.role_of(asked.body.token)
+    async def log_in(self, request: ApiRequest[NoParameters, Login]) -> Response:
+        keeper = self._service.authenticator
+        role = "write" if keeper.is_open else keeper.role_of(request.body.token)
         if role is None:
-            raise Refused(401, "this token is not known", headers={"www-authenticate": "Bearer"})
+            raise ApiError(401, "invalid token", headers={"www-authenticate": "Bearer"})
         answer = json(Session(role=role))
         answer.set_cookie(
             COOKIE,
@@ -234,31 +252,31 @@ class Front:
             max_age=int(SESSION_SECONDS),
             httponly=True,
             samesite="strict",
-            secure=asked.headers.get("x-forwarded-proto") == "https",
+            secure=request.headers.get("x-forwarded-proto") == "https",
         )
         return answer
 
-    async def log_out(self, _: ApiRequest[Nothing, None]) -> Response:
+    async def log_out(self, _: ApiRequest[NoParameters, None]) -> Response:
         answer = Response(status_code=204)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
-    async def events(self, asked: ApiRequest[AskEvents, None]) -> Response:
+    async def events(self, request: ApiRequest[EventsQuery, None]) -> Response:
         self._service.hub.check()
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._service.hub.listen(asked.query.job), 200, headers, "text/event-stream")
+        return StreamingResponse(self._service.hub.listen(request.query.job), 200, headers, "text/event-stream")
 
 
 def table(service: ServiceState, only: Part = "") -> list[Endpoint]:
-    """All endpoints of the part that is served; without one, of both."""
-    front = Front(service)
+    """Return the endpoints of the given part; with an empty `only`, all endpoints."""
+    front = ServiceEndpoints(service)
     parts: tuple[Any, ...] = (
         front,
-        Tasks(service),
-        Answers(service),
-        FleetWork(service),
-        SitesView(service),
-        PagesView(service),
+        JobEndpoints(service),
+        HistoryEndpoints(service),
+        FleetEndpoints(service),
+        SiteEndpoints(service),
+        PageEndpoints(service),
     )
     found = [endpoint for part in parts for endpoint in part.endpoints()]
     front.table = [one for one in found if not only or one.part in ("", only)]
@@ -266,19 +284,19 @@ def table(service: ServiceState, only: Part = "") -> list[Endpoint]:
 
 
 def application(service: ServiceState, *, hosts: Sequence[str] = (), rate: float = 100.0) -> ASGIApp:
-    """The whole of it, as an ASGI application; while it lives it watches the jobs."""
+    """Build the ASGI application. During its lifespan it polls the jobs."""
     files = Mount("/", StaticFiles(directory=STATIC, html=True))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(service.watch.run())
+        watching = asyncio.create_task(service.monitor.run())
         try:
             yield
         finally:
             service.hub.close()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-            await service.watch.aclose()
+            await service.monitor.aclose()
             await service.directory.aclose()
 
     app = Starlette(
@@ -287,9 +305,9 @@ def application(service: ServiceState, *, hosts: Sequence[str] = (), rate: float
         exception_handlers={HTTPException: _http_problem},
     )
     app.router.redirect_slashes = False
-    return AccessGuard(app, service.doorkeeper, hosts=hosts, rate=rate, clock=service.clock)
+    return AccessGuard(app, service.authenticator, hosts=hosts, rate=rate, clock=service.clock)
 
 
 async def _http_problem(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return problem(error.status_code, error.detail, headers=error.headers)
+    return problem_response(error.status_code, error.detail, headers=error.headers)

@@ -1,4 +1,4 @@
-"""The jobs that the service knows: found, opened once, and started as crawl processes."""
+"""Finds, opens, and starts jobs: in a local folder (`LocalJobs`) or on a fleet's frontier (`FleetJobs`)."""
 
 from __future__ import annotations
 
@@ -27,42 +27,44 @@ from gossamer.jobs.fleet import FleetJob, submit_job
 from gossamer.jobs.job import Job
 from gossamer.jobs.local import StoppedJob
 from gossamer.jobs.results_folder import mark, results_folder
-from gossamer.service.routing import Refused
+from gossamer.service.routing import ApiError
 from gossamer.service.schemas import JOB_NAME, Submission
 from gossamer.service.security import VARIABLES
 from gossamer.settings import Settings
 from gossamer.storage.registry import is_shared, shared_folder, wants_segments
 
 LOG = "crawl.log"
-_FINE = (0, 3, 130, -15)
-"""Exit codes of a crawl that ended as it should: finished, with failed pages, or told to stop."""
-_PLAIN = ("max_pages", "max_depth", "max_seconds", "scope", "strategy", "sitemaps", "text", "delay", "concurrency",
-          "workers", "site_budget", "recrawl")  # fmt: skip
+_CLEAN_EXIT_CODES = (0, 3, 130, -15)
+"""Exit codes of a crawl without an error: finished, finished with failed pages, interrupted, or terminated."""
+_SUBMITTABLE = ("max_pages", "max_depth", "max_seconds", "scope", "strategy", "sitemaps", "text", "delay",
+                "concurrency", "workers", "site_budget", "recrawl")  # fmt: skip
 
 
-def settings_of(asked: Submission, base: Settings, spiders: Mapping[str, str]) -> Settings:
-    """The settings of a job that was asked for: the operator's, but for the few that a submission may name."""
+def settings_of(submission: Submission, base: Settings, spiders: Mapping[str, str]) -> Settings:
+    """The settings of a submitted job: the operator's, overridden by the few that a submission may set."""
     values: dict[str, Any] = configuration.dump(base)
-    values |= {name: getattr(asked, name) for name in _PLAIN if getattr(asked, name) is not None}
-    if asked.spider:
-        if asked.spider not in spiders:
-            raise Refused(403, f"no spider {asked.spider!r:.120} is offered here", hint="GET /api lists their names")
-        values["spider"] = spiders[asked.spider]
-    if asked.delay is not None and asked.delay < base.delay:
-        raise Refused(
-            403, f"a delay below {base.delay:g} s is not allowed here", hint="the operator sets it with --delay"
+    values |= {name: getattr(submission, name) for name in _SUBMITTABLE if getattr(submission, name) is not None}
+    if submission.spider:
+        if submission.spider not in spiders:
+            raise ApiError(
+                403, f"this service offers no spider {submission.spider!r:.120}", hint="GET /api lists the spiders"
+            )
+        values["spider"] = spiders[submission.spider]
+    if submission.delay is not None and submission.delay < base.delay:
+        raise ApiError(
+            403, f"a delay below {base.delay:g} s is not allowed", hint="the operator sets the minimum with --delay"
         )
     for name in ("allow", "deny"):
-        patterns = [linear(glob) for glob in getattr(asked, name)]
+        patterns = [glob_pattern(glob) for glob in getattr(submission, name)]
         if patterns:
             values[name] = (*getattr(base, name), *patterns) if name == "deny" else tuple(patterns)
     return configuration.build(values)
 
 
-def linear(glob: str) -> str:
-    """A regular expression for a whole URL with * for any text.
+def glob_pattern(glob: str) -> str:
+    """Compile a glob (* matches any text) to a regular expression for a whole URL.
 
-    Each * takes as little as lets what follows it match, and never gives back: no text can make it slow."""
+    Each * is an atomic group that matches as little as possible and never backtracks, so matching takes linear time."""
     first, *rest = re.split(r"\*+", glob)
     if not rest:
         return rf"\A{re.escape(first)}\Z"
@@ -72,44 +74,46 @@ def linear(glob: str) -> str:
 
 
 class Launcher:
-    """Starts crawls in folders, and knows how those ended that it started."""
+    """Starts crawl processes in job folders, and records how they ended."""
 
     def __init__(self, root: Path, *, most: int) -> None:
         self._root = root
         self._most = most
         self._running: dict[str, asyncio.subprocess.Process] = {}
-        self._arrived: set[str] = set()
+        self._connected: set[str] = set()
         self._starting = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()
         self.problems: dict[str, str] = {}
-        """Job -> the last words of a run that failed."""
+        """Job -> the error message of its last run, if that failed."""
 
     def is_starting(self, name: str) -> bool:
-        """Whether a process was started for this job that could not be asked yet."""
-        return name in self._running and name not in self._arrived
+        """Whether the job's process was started and does not respond yet."""
+        return name in self._running and name not in self._connected
 
     def is_ending(self, name: str) -> bool:
-        """Whether a process of this job was asked before, and has not ended."""
-        return name in self._running and name in self._arrived
+        """Whether the job's process has responded before and has not exited."""
+        return name in self._running and name in self._connected
 
-    def arrived(self, name: str) -> None:
-        """The process of this job can be asked."""
+    def set_connected(self, name: str) -> None:
+        """Note that the job's process responds."""
         if name in self._running:
-            self._arrived.add(name)
+            self._connected.add(name)
 
     async def start(self, name: str, urls: Sequence[str], *, max_seconds: float | None = None) -> None:
-        """Run the crawl in this job's folder, whose settings are there already."""
-        # Two that come at once would both find that nobody runs it.
+        """Start a crawl process in the job's folder, which already contains its settings."""
+        # Without the lock, two concurrent requests would both start the job.
         async with self._starting:
             await self._start(name, urls, max_seconds)
 
     def check(self, name: str) -> None:
-        """Refuse what cannot be started now."""
+        """Raise ApiError 409 if the job cannot be started now."""
         if name in self._running:
-            raise Refused(409, f"the last run of {name} is still ending", hint="ask again in a moment")
+            raise ApiError(409, f"the last run of {name} is still shutting down", hint="retry in a moment")
         if len(self._running) >= self._most:
-            raise Refused(
-                409, f"{len(self._running)} crawls run already, which is the most", hint="stop one, or see --most"
+            raise ApiError(
+                409,
+                f"{len(self._running)} crawls are running, the maximum of this service",
+                hint="stop one, or raise --most",
             )
 
     async def _start(self, name: str, urls: Sequence[str], max_seconds: float | None) -> None:
@@ -127,11 +131,11 @@ class Launcher:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,
                 env=_environment(),
-                # It is not ended by what ends the service, and a Ctrl-C on the service's terminal is not for it.
+                # A new session: signals to the service, such as Ctrl-C in its terminal, do not reach the crawl.
                 start_new_session=True,
             )
         self._running[name] = process
-        self._arrived.discard(name)
+        self._connected.discard(name)
         self.problems.pop(name, None)
         assert process.stdin is not None
         process.stdin.write("".join(f"{url}\n" for url in urls).encode())
@@ -143,38 +147,38 @@ class Launcher:
     async def _wait(self, name: str, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         self._running.pop(name, None)
-        if code not in _FINE:
+        if code not in _CLEAN_EXIT_CODES:
             words = await asyncio.to_thread(_last_words, self._root / name / LOG)
-            self.problems[name] = words or f"it ended with exit code {code}"
+            self.problems[name] = words or f"exit code {code}"
 
     async def aclose(self) -> None:
-        """Let go of the crawls; they go on."""
+        """Stop waiting for the crawls; they keep running."""
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
 
 def make_folder(root: Path, name: str, settings: Settings) -> None:
-    """A new job's folder with its settings; a Refused if the name is taken."""
+    """Create the folder of a new job with its settings; ApiError 409 if the job exists."""
     folder = root / name
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
     except FileExistsError:
-        raise Refused(409, f"there is a job {name!r} already", hint="choose another name, or resume it") from None
+        raise ApiError(409, f"job {name!r} already exists", hint="choose another name, or resume it") from None
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     job_folder.save_settings(folder, msgspec.structs.replace(settings, max_seconds=None))
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what is only for the service: the tokens, and where its jobs are."""
+    """The environment of a crawl: the service's, without its tokens and its frontier."""
     hidden = {*VARIABLES.values(), "GOSSAMER_FRONTIER", "GOSSAMER_REGION", "GOSSAMER_SHARDS"}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def _last_words(path: Path) -> str:
-    """The last line that a crawl wrote that failed."""
+    """The last error, or the last line, in the log of a failed crawl."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 4096))
@@ -192,49 +196,49 @@ _LIST_SECONDS = 10.0
 _NAME = re.compile(JOB_NAME)
 
 
-class Directory(Protocol):
-    """Where jobs are found by their names, and made."""
+class JobDirectory(Protocol):
+    """Finds jobs by name, and creates them."""
 
     place: str
     may_start: bool
 
     async def names(self) -> Sequence[str]:
-        """The jobs that there are, in order."""
+        """The names of all jobs, sorted."""
         ...
 
     async def live(self) -> Sequence[str]:
-        """Those that are worth a look every second."""
+        """The names of the jobs to poll every second."""
         ...
 
     def problem(self, name: str) -> str:
-        """Why the last run of a job failed; empty if it did not."""
+        """Why the last run of a job failed; empty if it did not fail."""
         ...
 
     def is_starting(self, name: str) -> bool:
-        """Whether a job was started and cannot be asked yet."""
+        """Whether a job was started and does not respond yet."""
         ...
 
     def is_ending(self, name: str) -> bool:
-        """Whether the process of a job's run has not ended, though there is nothing more to do."""
+        """Whether a job has no work left and its process has not exited."""
         ...
 
-    async def reach(self, name: str) -> Job:
-        """A job, to be asked; JobMissing if there is none of that name."""
+    async def open(self, name: str) -> Job:
+        """Open a job; JobMissing if it does not exist."""
         ...
 
     async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
-        """Make a job and let it run; how many of the URLs were new."""
+        """Create and start a job; returns the number of new URLs."""
         ...
 
     async def resume(self, name: str) -> None:
-        """Let a job go on that is paused, or that nobody runs."""
+        """Resume a paused job, or start one that is not running."""
         ...
 
     async def aclose(self) -> None: ...
 
 
-class _Open:
-    """Jobs that were reached, the ones asked last; those that are gone are reached anew."""
+class _OpenJobs:
+    """LRU cache of open jobs; drops those whose process is gone."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, Job] = OrderedDict()
@@ -253,8 +257,8 @@ class _Open:
     def lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def put(self, name: str, reached: Job) -> None:
-        self._open[name] = reached
+    async def put(self, name: str, handle: Job) -> None:
+        self._open[name] = handle
         if len(self._open) > _MOST_OPEN:
             oldest, gone = self._open.popitem(last=False)
             self._locks.pop(oldest, None)
@@ -266,20 +270,20 @@ class _Open:
             await found.aclose()
 
     async def aclose(self) -> None:
-        for reached in self._open.values():
-            await reached.aclose()
+        for handle in self._open.values():
+            await handle.aclose()
         self._open.clear()
 
 
-class Crawls:
-    """Jobs in a folder, each run by a process of its own; the service starts such processes."""
+class LocalJobs:
+    """Jobs in a local folder; the service runs each in its own process."""
 
     place = "embedded"
 
     def __init__(self, root: Path, *, clock: Clock, most: int) -> None:
         self._root = root
         self._clock = clock
-        self._open = _Open()
+        self._open = _OpenJobs()
         self._launcher = Launcher(root, most=most)
         self.may_start = True
 
@@ -310,25 +314,25 @@ class Crawls:
     def is_ending(self, name: str) -> bool:
         return self._launcher.is_ending(name)
 
-    async def reach(self, name: str) -> Job:
-        async with self._open.lock(_checked(name)):
+    async def open(self, name: str) -> Job:
+        async with self._open.lock(_valid_name(name)):
             found = await self._open.get(name)
             if found is None:
-                found = await self._reach(self._root / name, name)
+                found = await self._open_job(self._root / name, name)
                 await self._open.put(name, found)
             return found
 
-    async def _reach(self, folder: Path, name: str) -> Job:
+    async def _open_job(self, folder: Path, name: str) -> Job:
         try:
             found = await open_folder(folder, name=name, clock=self._clock)
         except JobMissing:
             if self._launcher.is_starting(name):
-                raise Refused(409, "the job is being started", hint="ask again in a moment") from None
+                raise ApiError(409, "the job is starting", hint="retry in a moment") from None
             if problem := self.problem(name):
-                raise Refused(409, f"the job could not be started: {problem}") from None
-            raise JobMissing(f"there is no job {name!r}") from None
+                raise ApiError(409, f"the job failed to start: {problem}") from None
+            raise JobMissing(f"no job named {name!r}") from None
         if not isinstance(found, StoppedJob):
-            self._launcher.arrived(name)
+            self._launcher.set_connected(name)
         return found
 
     async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
@@ -338,20 +342,20 @@ class Crawls:
         return len(urls)
 
     async def resume(self, name: str) -> None:
-        reached = await self.reach(name)
-        if isinstance(reached, StoppedJob):
+        handle = await self.open(name)
+        if isinstance(handle, StoppedJob):
             await self._open.drop(name)
             await self._launcher.start(name, ())
         else:
-            await reached.set_state("running")
+            await handle.set_state("running")
 
     async def aclose(self) -> None:
         await self._open.aclose()
         await self._launcher.aclose()
 
 
-class OnFrontier:
-    """Jobs on a fleet's frontier; workers elsewhere run them."""
+class FleetJobs:
+    """Jobs on a shared frontier; the workers of a fleet run them."""
 
     place = "fleet"
 
@@ -360,7 +364,7 @@ class OnFrontier:
         self._root = root
         self._clock = clock
         self._named = set(named)
-        self._open = _Open()
+        self._open = _OpenJobs()
         self._names: list[str] = []
         self._listed_at: float | None = None
         self.may_start = True
@@ -385,8 +389,8 @@ class OnFrontier:
     def is_ending(self, name: str) -> bool:
         return False
 
-    async def reach(self, name: str) -> Job:
-        async with self._open.lock(_checked(name)):
+    async def open(self, name: str) -> Job:
+        async with self._open.lock(_valid_name(name)):
             found = await self._open.get(name)
             if found is None:
                 found = await FleetJob.open(self._url, name, self._root / name)
@@ -396,15 +400,15 @@ class OnFrontier:
     async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
         shared = backend_of(self._url).results_folder(self._url, name)
         if shared is None and shared_folder(settings.sink) is None and not is_shared(settings.sink):
-            raise Refused(
+            raise ApiError(
                 409,
-                "workers on several machines need one place for what they store",
-                hint="the operator names it: gossamer serve --sink jsonl:/mnt/shared/crawl",
+                "the workers of a fleet need a shared place for their results",
+                hint="the operator sets it, as in gossamer serve --sink jsonl:/mnt/shared/crawl",
             )
         with suppress(JobMissing):
             await (await FleetJob.open(self._url, name, self._root / name)).aclose()
-            raise Refused(409, f"there is a job {name!r} already", hint="choose another name, or resume it")
-        # A spider that cannot be loaded is found out before anything is kept.
+            raise ApiError(409, f"job {name!r} already exists", hint="choose another name, or resume it")
+        # Load the spider first, so that a broken one fails before anything is written.
         await asyncio.to_thread(make_spider, settings)
         folder = results_folder(self._url, name, settings, self._root / name)
         settings = await asyncio.to_thread(_with_results_id, settings, folder, name, parents=shared is not None)
@@ -414,24 +418,24 @@ class OnFrontier:
         return added
 
     async def resume(self, name: str) -> None:
-        await (await self.reach(name)).set_state("running")
+        await (await self.open(name)).set_state("running")
 
     async def aclose(self) -> None:
         await self._open.aclose()
 
 
 def _with_results_id(settings: Settings, folder: Path, name: str, *, parents: bool) -> Settings:
-    """The settings with the id of the results folder, which is marked; several jobs of a service may share one."""
+    """Mark the results folder and add its id to the settings; several jobs of a service may share a folder."""
     if not wants_segments(settings.sink):
         return settings
     try:
         return msgspec.structs.replace(settings, results_id=mark(folder, name, parents=parents))
     except OSError as error:
-        log.warning("%s cannot be marked as the results folder of %s: %s", folder, name, error.strerror)
+        log.warning("cannot mark %s as the results folder of %s: %s", folder, name, error.strerror)
         return msgspec.structs.replace(settings, results_id=secrets.token_hex(16))
 
 
-def _checked(name: str) -> str:
+def _valid_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise JobMissing(f"there is no job {name[:100]!r}")
+        raise JobMissing(f"no job named {name[:100]!r}")
     return name

@@ -10,33 +10,33 @@ from typing import Any
 
 import msgspec
 
-from gossamer.service.routing import Refused
+from gossamer.service.routing import ApiError
 
 MOST_CLIENTS = 500
 _WAITING = 32
-"""Events that wait for one client; then the oldest make way."""
-_BEAT_SECONDS = 15.0
+"""Events queued per client; when the queue is full, the oldest event is dropped."""
+_KEEPALIVE_SECONDS = 15.0
 _encode = msgspec.json.Encoder().encode
 
 
 class Client:
-    """One who listens."""
+    """A connected client and its queue of events."""
 
     def __init__(self, job: str | None) -> None:
         self.job = job
         self.events: deque[bytes] = deque(maxlen=_WAITING)
         self.missed = 0
-        self.news = asyncio.Event()
+        self.wakeup = asyncio.Event()
 
     def put(self, event: bytes) -> None:
-        """Have an event wait for this client, in the place of an old one if there are too many."""
+        """Queue an event; drops the oldest one if the queue is full."""
         self.missed += len(self.events) == _WAITING
         self.events.append(event)
-        self.news.set()
+        self.wakeup.set()
 
 
-class Hub:
-    """Where events come in and go out."""
+class EventHub:
+    """Distributes events to the connected clients (server-sent events)."""
 
     def __init__(self) -> None:
         self._clients: set[Client] = set()
@@ -46,24 +46,26 @@ class Hub:
 
     @property
     def clients(self) -> int:
-        """How many listen."""
+        """Number of connected clients."""
         return len(self._clients)
 
     def publish(self, kind: str, job: str, value: Any) -> None:
-        """Tell all who listen to this job, without waiting for any of them."""
+        """Queue an event for all clients of this job, without waiting for them."""
         self._number += 1
         if not self._clients:
             return
-        # JSON has no line ends, so that an event is one line whatever is in it.
+        # Encoded JSON contains no line breaks, so the data of an event is always one line.
         event = b"id: %d\nevent: %s\ndata: %s\n\n" % (self._number, kind.encode(), _encode(value))
         for client in self._clients:
             if client.job is None or client.job == job:
                 client.put(event)
 
     def check(self) -> None:
-        """Refuse one more who wants to listen, where there are too many."""
+        """Raise ApiError 503 if the maximum number of clients is connected."""
         if len(self._clients) >= MOST_CLIENTS:
-            raise Refused(503, f"{MOST_CLIENTS} clients listen already", headers={"retry-after": "30"})
+            raise ApiError(
+                503, f"the maximum of {MOST_CLIENTS} event clients is connected", headers={"retry-after": "30"}
+            )
 
     @contextmanager
     def _listening(self, client: Client) -> Iterator[None]:
@@ -75,25 +77,25 @@ class Hub:
             self.missed += client.missed
 
     async def listen(self, job: str | None) -> AsyncIterator[bytes]:
-        """The events for one client, as they come; a comment now and then, by which it is seen whether it is there."""
+        """Stream events to one client, with a keep-alive comment every 15 seconds that detects a closed connection."""
         client = Client(job)
         with self._listening(client):
             yield b"retry: 3000\n\n"
             while not self._is_closed:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_BEAT_SECONDS):
-                        await client.news.wait()
-                client.news.clear()
+                    async with asyncio.timeout(_KEEPALIVE_SECONDS):
+                        await client.wakeup.wait()
+                client.wakeup.clear()
                 if client.missed:
                     yield b"event: missed\ndata: %d\n\n" % client.missed
                     self.missed += client.missed
                     client.missed = 0
                 events = b"".join(client.events)
                 client.events.clear()
-                yield events or b": still here\n\n"
+                yield events or b": keep-alive\n\n"
 
     def close(self) -> None:
-        """Let all who listen go."""
+        """End all streams."""
         self._is_closed = True
         for client in self._clients:
-            client.news.set()
+            client.wakeup.set()

@@ -1,7 +1,6 @@
-"""The metrics of the service for Prometheus: from what was seen last, so that a scrape asks nothing of a job.
+"""Prometheus metrics of the service, from the last poll of each job: a scrape sends no requests to jobs.
 
-`prometheus-client` writes the text. Nothing is kept in it between scrapes: all that is counted is in the service's
-state."""
+`prometheus-client` only formats the text; the counters are part of the service's state."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from prometheus_client.registry import Collector
 
 from gossamer.cut import by_known_reason
 from gossamer.model import Counts
-from gossamer.service.events import Hub
-from gossamer.service.monitor import Watch, WatchedJob
+from gossamer.service.events import EventHub
+from gossamer.service.monitor import Monitor, MonitoredJob
 from gossamer.settings import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_JOBS = 25
-"""With their 27 series each, and one for each limit that cut a page, this stays below 1,000; of more jobs those that
-run come first."""
+"""Maximum number of jobs with metrics, running ones first. At 27 series per job, plus one per limit that truncated a
+page, this stays below 1,000 series."""
 _ACTIVE = ("running", "paused", "stopping")
 _STATES = ("starting", "running", "paused", "stopping", "finished", "resting", "failed")
 _CLASSES = ("ok", "redirects", "client_errors", "server_errors", "faults", "skipped")
@@ -31,7 +30,7 @@ _SITES = ("ready", "held", "active")
 
 
 class Metric(NamedTuple):
-    """One name, and what it means."""
+    """Name, type, help text, and labels of a metric."""
 
     name: str
     kind: str
@@ -42,44 +41,47 @@ class Metric(NamedTuple):
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("gossamer_info", "gauge", "The version of the service.", ("version",)),
-        Metric("gossamer_jobs", "gauge", "Jobs that the service has seen, by state.", ("state",)),
-        Metric("gossamer_frontier_up", "gauge", "1 if the jobs could be listed at the last look."),
-        Metric("gossamer_event_clients", "gauge", "Clients that listen to live events."),
-        Metric("gossamer_events_missed_total", "counter", "Events that slow clients missed."),
-        Metric("gossamer_job_up", "gauge", "1 if the last look at the job went well.", ("job",)),
-        Metric("gossamer_job_running", "gauge", "1 while somebody works on the job.", ("job",)),
-        Metric("gossamer_job_age_seconds", "gauge", "Seconds since the last good look.", ("job",)),
-        Metric("gossamer_urls", "gauge", "URLs of a job, by where they are.", ("job", "state")),
-        Metric("gossamer_urls_known", "gauge", "URLs that a job has ever seen.", ("job",)),
-        Metric("gossamer_pages_stored", "gauge", "Pages that a job has stored.", ("job",)),
-        Metric("gossamer_sites", "gauge", "Sites of a job.", ("job",)),
-        Metric("gossamer_sites_by_state", "gauge", "Sites that could be asked, are left alone, or are leased.",
+        Metric("gossamer_info", "gauge", "Version of the service.", ("version",)),
+        Metric("gossamer_jobs", "gauge", "Number of jobs, by state.", ("state",)),
+        Metric("gossamer_frontier_up", "gauge", "1 if the last attempt to list the jobs succeeded."),
+        Metric("gossamer_event_clients", "gauge", "Clients connected to the live event stream."),
+        Metric("gossamer_events_missed_total", "counter", "Live events dropped because a client was too slow."),
+        Metric("gossamer_job_up", "gauge", "1 if the last poll of the job succeeded.", ("job",)),
+        Metric("gossamer_job_running", "gauge", "1 while the job is running.", ("job",)),
+        Metric("gossamer_job_age_seconds", "gauge", "Seconds since the last successful poll of the job.", ("job",)),
+        Metric("gossamer_urls", "gauge", "URLs of the job, by state.", ("job", "state")),
+        Metric("gossamer_urls_known", "gauge", "URLs that the job has discovered.", ("job",)),
+        Metric("gossamer_pages_stored", "gauge", "Pages that the job has stored.", ("job",)),
+        Metric("gossamer_sites", "gauge", "Sites of the job.", ("job",)),
+        Metric("gossamer_sites_by_state", "gauge", "Sites of the job by state: ready, held (on hold), active (leased).",
                ("job", "state")),
-        Metric("gossamer_requests_total", "counter", "Requests since the service looks, by answer.", ("job", "answer")),
-        Metric("gossamer_bytes_total", "counter", "Bytes of bodies since the service looks.", ("job",)),
+        Metric("gossamer_requests_total", "counter",
+               "Requests since the service started to watch the job, by response class.", ("job", "answer")),
+        Metric("gossamer_bytes_total", "counter",
+               "Bytes of response bodies since the service started to watch the job.", ("job",)),
         Metric("gossamer_cut_pages_total", "counter",
-               "Pages of which something was dropped since the service looks, by limit.", ("job", "reason")),
-        Metric("gossamer_pages_per_second", "gauge", "Pages a second, over the last seconds.", ("job",)),
-        Metric("gossamer_requests_too_early_total", "counter", "Requests that came sooner than the delay.", ("job",)),
-        Metric("gossamer_stale_total", "counter", "Outcomes that came too late to count.", ("job",)),
-        Metric("gossamer_workers", "gauge", "Workers that are there.", ("job",)),
+               "Pages truncated since the service started to watch the job, by limit.", ("job", "reason")),
+        Metric("gossamer_pages_per_second", "gauge", "Pages per second, over the last seconds.", ("job",)),
+        Metric("gossamer_requests_too_early_total", "counter", "Requests sent before the site's delay was over.",
+               ("job",)),
+        Metric("gossamer_stale_total", "counter", "Outcomes rejected because their lease had expired.", ("job",)),
+        Metric("gossamer_workers", "gauge", "Live workers of the job.", ("job",)),
     )
 }  # fmt: skip
 Sample = tuple[Sequence[str], float]
-"""The values of a metric's labels, in their order, and the number."""
+"""Label values, in the order of the metric's labels, and the sample's value."""
 
 
-def exposition(watch: Watch, hub: Hub, *, now: float) -> bytes:
-    """All metrics as text."""
-    return generate_latest(_Seen(watch, hub, now))
+def exposition(monitor: Monitor, hub: EventHub, *, now: float) -> bytes:
+    """Return all metrics in the Prometheus text format."""
+    return generate_latest(_MonitorCollector(monitor, hub, now))
 
 
-class _Seen(Collector):
-    """What was seen last, in the form that prometheus-client takes."""
+class _MonitorCollector(Collector):
+    """Collector for prometheus-client over the monitor's last polls."""
 
-    def __init__(self, watch: Watch, hub: Hub, now: float) -> None:
-        self._watch, self._hub, self._now = watch, hub, now
+    def __init__(self, monitor: Monitor, hub: EventHub, now: float) -> None:
+        self._monitor, self._hub, self._now = monitor, hub, now
 
     def collect(self) -> Iterator[Family]:
         for name, samples in self._samples():
@@ -91,12 +93,12 @@ class _Seen(Collector):
             yield family
 
     def _samples(self) -> Iterator[tuple[str, Iterable[Sample]]]:
-        watched = sorted(self._watch.watched, key=lambda one: (one.state not in _ACTIVE, one.name))
+        watched = sorted(self._monitor.jobs, key=lambda one: (one.state not in _ACTIVE, one.name))
         shown = watched[:_MOST_JOBS]
         states: list[str] = [one.state for one in watched]
         yield "gossamer_info", [((VERSION,), 1)]
         yield "gossamer_jobs", [((state,), states.count(state)) for state in _STATES]
-        yield "gossamer_frontier_up", [((), self._watch.is_ready)]
+        yield "gossamer_frontier_up", [((), self._monitor.is_ready)]
         yield "gossamer_event_clients", [((), self._hub.clients)]
         yield "gossamer_events_missed_total", [((), self._hub.missed)]
         yield "gossamer_job_up", _each(shown, lambda one: not one.problem)
@@ -125,15 +127,15 @@ class _Seen(Collector):
         yield "gossamer_workers", _each(shown, lambda one: one.workers)
 
 
-def _each(shown: Sequence[WatchedJob], value: Callable[[WatchedJob], float]) -> Iterator[Sample]:
+def _each(shown: Sequence[MonitoredJob], value: Callable[[MonitoredJob], float]) -> Iterator[Sample]:
     return (((one.name,), value(one)) for one in shown)
 
 
-def _count(shown: Sequence[WatchedJob], value: Callable[[Counts], float]) -> Iterator[Sample]:
+def _count(shown: Sequence[MonitoredJob], value: Callable[[Counts], float]) -> Iterator[Sample]:
     return (((one.name,), value(one.counts)) for one in shown if one.counts is not None)
 
 
 def _counted(
-    shown: Sequence[WatchedJob], words: Sequence[str], value: Callable[[Counts, str], float]
+    shown: Sequence[MonitoredJob], words: Sequence[str], value: Callable[[Counts, str], float]
 ) -> Iterator[Sample]:
     return (((one.name, word), value(one.counts, word)) for one in shown if one.counts is not None for word in words)

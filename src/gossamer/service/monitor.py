@@ -15,20 +15,20 @@ from gossamer.jobs.job import Job, State
 from gossamer.jobs.notifications import Judge, Notifier, RunSample
 from gossamer.model import Counts, Heartbeat
 from gossamer.service import schemas
-from gossamer.service.directory import Directory
-from gossamer.service.events import Hub
-from gossamer.service.schemas import Shape
+from gossamer.service.directory import JobDirectory
+from gossamer.service.events import EventHub
+from gossamer.service.schemas import ResponseModel
 from gossamer.service.statistics import JobCounters, TimeSeries
 from gossamer.storage.request_log import Tail
 
 log = logging.getLogger("gossamer.service")
-_AT_WORK = frozenset(("starting", "running", "paused", "stopping"))
-_ENDS = {"finished": "finished", "resting": "stopped", "failed": "failed"}
+_RUNNING_STATES = frozenset(("starting", "running", "paused", "stopping"))
+_END_EVENTS = {"finished": "finished", "resting": "stopped", "failed": "failed"}
 _MOST_WAITING = 100
 
 
 class JobNotifier:
-    """Hears of every look at a job. What it has to say never keeps the service waiting."""
+    """Sends notifications about state changes, stalls, and error rates, in the background."""
 
     def __init__(self, notifier: Notifier, *, stalled_after: float, errors_above: float, clock: Clock) -> None:
         self._notifier = notifier
@@ -38,12 +38,12 @@ class JobNotifier:
         self._judges: dict[str, Judge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def saw(self, job: str, before: State, state: State, counts: Counts | None, problem: str = "") -> None:
-        """A job was in one state and is in another, or in the same."""
+    def update(self, job: str, before: State, state: State, counts: Counts | None, problem: str = "") -> None:
+        """Process a poll of a job: send notifications for its change of state and its counts."""
         pages, failures = (counts.stored, counts.failed) if counts is not None else (0, 0)
-        if before in _AT_WORK and state in _ENDS:
+        if before in _RUNNING_STATES and state in _END_EVENTS:
             text = problem if state == "failed" and problem else f"{pages:,} pages, {failures:,} failed"
-            self._notify(_ENDS[state], text, job, pages, failures)
+            self._notify(_END_EVENTS[state], text, job, pages, failures)
         if state != "running" or counts is None:
             self._judges.pop(job, None)
             return
@@ -56,35 +56,34 @@ class JobNotifier:
 
     def _notify(self, event: str, text: str, job: str, pages: int, failures: int) -> None:
         if len(self._tasks) >= _MOST_WAITING:
-            log.warning("a notice is left out, since %d wait: %s is %s", len(self._tasks), job, event)
+            log.warning("dropped a notification because %d are pending: job %s, event %s", len(self._tasks), job, event)
             return
-        telling = self._notifier.send(event, text, job=job, pages=pages, failures=failures)
-        task = asyncio.create_task(telling)
+        task = asyncio.create_task(self._notifier.send(event, text, job=job, pages=pages, failures=failures))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Leave what was not heard yet."""
+        """Cancel pending notifications."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 MOST_WATCHED = 50
-_OTHERS = 10
-"""Jobs at rest of which something is kept, because somebody asked."""
-_EVERY_SECONDS = 1.0
-_PATIENCE_SECONDS = 10.0
-_COST = 50.0
-"""A look that takes a second is taken again after so many at the soonest: it must not cost the job more than 2 %."""
+_MOST_STOPPED = 10
+"""Maximum number of stopped jobs that are kept because a client requested them."""
+_POLL_SECONDS = 1.0
+_TIMEOUT_SECONDS = 10.0
+_COST_FACTOR = 50.0
+"""Minimum interval between polls of a job, in multiples of a poll's duration: polling costs a job at most 2 %."""
 _RATE_SECONDS = 6.0
 _SLICE = 500
 _FOLLOW_SECONDS = 0.5
 _FRESH_SECONDS = 2.0
 
 
-class Sample(Shape, frozen=True, kw_only=True):
-    """What listeners are told of a job with every look."""
+class Sample(ResponseModel, frozen=True, kw_only=True):
+    """The event that clients receive after every poll of a job."""
 
     job: str
     at: float
@@ -94,15 +93,15 @@ class Sample(Shape, frozen=True, kw_only=True):
     bytes_per_second: float
     workers: int
     requests: int
-    """Since the service looks."""
+    """Since the service started to watch the job."""
     classes: dict[str, int]
-    """Of these: ok, redirects, client_errors, server_errors, faults, skipped."""
+    """Requests by class: ok, redirects, client_errors, server_errors, faults, skipped."""
     cut: dict[str, int]
-    """Pages of which something was dropped, by the limit that did it."""
+    """Truncated pages, by the limit that truncated them."""
 
 
-class WatchedJob:
-    """What is known of one job; it outlives the job's runs."""
+class MonitoredJob:
+    """Statistics and last known state of one job, across its runs."""
 
     def __init__(self, name: str, *, clock: Clock) -> None:
         self.name = name
@@ -114,70 +113,70 @@ class WatchedJob:
         self._following: asyncio.Task[None] | None = None
         self._rates: deque[tuple[float, int, int]] = deque(maxlen=64)
         self._shares: deque[tuple[float, Counter[str]]] = deque(maxlen=8)
-        self.looked_at: float | None = None
+        self.polled_at: float | None = None
         self.cost_seconds = 0.0
         self.sampled_at: float | None = None
         self.state: State = "resting"
-        self.heard: State = "resting"
-        """The state that others have heard of last."""
+        self.published_state: State = "resting"
+        """The state in the last published event."""
         self.counts: Counts | None = None
-        self.pulses: list[Heartbeat] = []
+        self.heartbeats: list[Heartbeat] = []
         self.problem = ""
         self.pages_per_second = self.bytes_per_second = 0.0
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for the next look."""
-        if self.looked_at is None:
+        """Whether the next poll is due."""
+        if self.polled_at is None:
             return True
-        since = self._clock.monotonic() - self.looked_at
-        return not self._busy.locked() and since >= max(_EVERY_SECONDS * 0.95, _COST * self.cost_seconds)
+        since = self._clock.monotonic() - self.polled_at
+        return not self._busy.locked() and since >= max(_POLL_SECONDS * 0.95, _COST_FACTOR * self.cost_seconds)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last look is so old that whoever asks is better served by a new one."""
-        if self.looked_at is None:
+        """Whether the last poll is too old to answer a request with."""
+        if self.polled_at is None:
             return True
-        return self._clock.monotonic() - self.looked_at > max(_FRESH_SECONDS, _COST * self.cost_seconds)
+        return self._clock.monotonic() - self.polled_at > max(_FRESH_SECONDS, _COST_FACTOR * self.cost_seconds)
 
-    async def look(self, directory: Directory) -> None:
-        """Look once; what stands in the way is kept in `problem`."""
+    async def poll(self, directory: JobDirectory) -> None:
+        """Poll once; an error is recorded in `problem`."""
         async with self._busy:
             try:
-                async with asyncio.timeout(_PATIENCE_SECONDS):
-                    await self._look(await directory.reach(self.name))
+                async with asyncio.timeout(_TIMEOUT_SECONDS):
+                    await self._poll(await directory.open(self.name))
                 self.problem = directory.problem(self.name)
             except TimeoutError:
-                self.problem = "the frontier does not answer"
+                self.problem = "the frontier does not respond"
             except JobMissing:
                 raise
             except GossamerError as error:
                 self.problem = directory.problem(self.name)
                 if not self.problem and not directory.is_starting(self.name):
                     self.problem = str(error)
-            self._settle(directory)
+            self._set_state(directory)
 
-    async def _look(self, reached: Job) -> None:
+    async def _poll(self, handle: Job) -> None:
         began = self._clock.monotonic()
-        counts, pulses = await reached.counts(), await reached.workers()
+        counts, heartbeats = await handle.counts(), await handle.workers()
         self.cost_seconds = self._clock.monotonic() - began
-        state = reached.state(counts, pulses)
+        state = handle.state(counts, heartbeats)
         if self._tail is None:
-            self._tail = Tail(reached.folder)
-            self.tally = JobCounters(self.past, site_by=reached.settings.site_by)
+            self._tail = Tail(handle.folder)
+            self.tally = JobCounters(self.past, site_by=handle.settings.site_by)
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow(self._tail))
-        # A long trail is read on while others are answered; they have the rest of it a moment later.
+        # A long request log is read in the background; the counters catch up later.
         await asyncio.wait((self._following,), timeout=_FOLLOW_SECONDS)
         now = self._clock.epoch()
         if self.counts is not None and not self.tally.requests:
-            # Nothing is on record here: what was stored since the last look is all that is known.
+            # There is no request log here, so only the number of stored pages since the last poll is known.
             self.past.add(now, {"pages": max(0, counts.stored - self.counts.stored)})
-        live = [pulse for pulse in pulses if is_live(pulse)]
-        self.counts, self.pulses, self.state = counts, pulses, state
+        live = [heartbeat for heartbeat in heartbeats if is_live(heartbeat)]
+        self.counts, self.heartbeats, self.state = counts, heartbeats, state
         self.sampled_at = now
-        self._rate(live)
-        self.past.level(
+        self._update_rates(live)
+        self.past.set(
             now,
             {
                 "queued": counts.queued + counts.delayed,
@@ -193,17 +192,17 @@ class WatchedJob:
         try:
             steps = await asyncio.to_thread(tail.look)
         except OSError as error:
-            log.warning("the trail of %s cannot be read: %s", self.name, error)
+            log.warning("cannot read the request log of %s: %s", self.name, error)
             return
         for first in range(0, len(steps), _SLICE):
-            self.tally.saw(steps[first : first + _SLICE])
-            # Others have their turn.
+            self.tally.update(steps[first : first + _SLICE])
+            # Let other tasks run.
             await asyncio.sleep(0)
 
-    def _rate(self, live: Sequence[Heartbeat]) -> None:
+    def _update_rates(self, live: Sequence[Heartbeat]) -> None:
         now, pages = self._clock.monotonic(), self.tally.pages
-        # Looks at a large job are far apart: the one before is still good then.
-        longest = max(_RATE_SECONDS, 3 * _COST * self.cost_seconds)
+        # A large job is polled rarely, so its previous sample stays valid for longer.
+        longest = max(_RATE_SECONDS, 3 * _COST_FACTOR * self.cost_seconds)
         while self._rates and now - self._rates[0][0] > longest:
             self._rates.popleft()
         if self._rates and now - self._rates[0][0] > 0.5:
@@ -213,19 +212,19 @@ class WatchedJob:
         else:
             self.pages_per_second = self.bytes_per_second = 0.0
         if not self.tally.requests:
-            self.pages_per_second = round(sum(pulse.rate for pulse in live), 2)
+            self.pages_per_second = round(sum(heartbeat.rate for heartbeat in live), 2)
         self._rates.append((now, pages, self.tally.bytes))
         self._shares.append((now, Counter(self.tally.workers)))
 
     def worker_rate(self, worker: str) -> float:
-        """Requests a second of one worker over the last few looks, by its trail."""
+        """Requests per second of one worker over the last polls, from its request log."""
         if len(self._shares) < 2:
             return 0.0
         (began, before), (ended, after) = self._shares[0], self._shares[-1]
         return (after[worker] - before[worker]) / max(ended - began, 0.5)
 
-    def _settle(self, directory: Directory) -> None:
-        self.looked_at = self._clock.monotonic()
+    def _set_state(self, directory: JobDirectory) -> None:
+        self.polled_at = self._clock.monotonic()
         if self.state in ("resting", "finished") or self.counts is None:
             if directory.is_starting(self.name) and self.state != "finished":
                 self.state = "starting"
@@ -235,18 +234,18 @@ class WatchedJob:
                 self.state = "failed"
 
     async def aclose(self) -> None:
-        """Stop to read."""
+        """Stop reading the request log."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
 
     @property
     def workers(self) -> int:
-        """How many there are."""
-        return sum(map(is_live, self.pulses))
+        """Number of live workers."""
+        return sum(map(is_live, self.heartbeats))
 
     def job(self, place: str) -> schemas.Job:
-        """The job in short."""
+        """The job as an API response."""
         return schemas.Job(
             name=self.name,
             state=self.state,
@@ -261,7 +260,7 @@ class WatchedJob:
         )
 
     def sample(self) -> Sample:
-        """What listeners are told."""
+        """The event for clients."""
         return Sample(
             job=self.name,
             at=self.sampled_at or 0.0,
@@ -276,104 +275,106 @@ class WatchedJob:
         )
 
 
-class Watch:
-    """Looks at every job that runs, and at others when somebody asks."""
+class Monitor:
+    """Polls every running job about once a second, and other jobs on request."""
 
-    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, notifier: JobNotifier | None = None) -> None:
+    def __init__(
+        self, directory: JobDirectory, hub: EventHub, *, clock: Clock, notifier: JobNotifier | None = None
+    ) -> None:
         self._directory = directory
         self._notifier = notifier
         self._hub = hub
         self._clock = clock
-        self._watched: OrderedDict[str, WatchedJob] = OrderedDict()
+        self._jobs: OrderedDict[str, MonitoredJob] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._live: frozenset[str] = frozenset()
         self.is_ready = False
         self.problem = ""
 
     @property
-    def watched(self) -> Sequence[WatchedJob]:
-        """All jobs of which something is known."""
-        return list(self._watched.values())
+    def jobs(self) -> Sequence[MonitoredJob]:
+        """All monitored jobs."""
+        return list(self._jobs.values())
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Poll until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(_TIMEOUT_SECONDS):
                     live = frozenset((await self._directory.live())[:MOST_WATCHED])
                 self.is_ready, self.problem = True, ""
             except (GossamerError, TimeoutError, OSError) as error:
-                self.is_ready, self.problem = False, str(error) or "the frontier does not answer"
+                self.is_ready, self.problem = False, str(error) or "the frontier does not respond"
                 live = self._live
-            # Those that ran a moment ago are looked at once more, to see how they ended.
+            # Poll jobs that have just ended once more, to record how they ended.
             for name in sorted(live | self._live):
                 watched = self._get(name)
                 if watched.is_due:
                     self._start(watched)
             self._live = live
-            await self._clock.sleep(_EVERY_SECONDS)
+            await self._clock.sleep(_POLL_SECONDS)
 
-    def _start(self, watched: WatchedJob) -> None:
-        task = asyncio.create_task(self._look(watched))
+    def _start(self, watched: MonitoredJob) -> None:
+        task = asyncio.create_task(self._poll(watched))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, watched: WatchedJob) -> None:
+    async def _poll(self, watched: MonitoredJob) -> None:
         try:
-            await watched.look(self._directory)
+            await watched.poll(self._directory)
         except JobMissing:
-            self._watched.pop(watched.name, None)
+            self._jobs.pop(watched.name, None)
             return
-        except Exception:  # one job's trouble must not blind the service to the others
-            log.exception("a look at %s failed", watched.name)
+        except Exception:  # an error in one job must not stop the polling of others
+            log.exception("polling %s failed", watched.name)
             return
         self._notify(watched)
 
-    def _notify(self, watched: WatchedJob) -> None:
-        """Tell of a look; whoever looked first has seen what has changed."""
-        before, watched.heard = watched.heard, watched.state
+    def _notify(self, watched: MonitoredJob) -> None:
+        """Publish the result of a poll, and the change of state since the last published one."""
+        before, watched.published_state = watched.published_state, watched.state
         if self._notifier is not None:
-            self._notifier.saw(watched.name, before, watched.state, watched.counts, watched.problem)
+            self._notifier.update(watched.name, before, watched.state, watched.counts, watched.problem)
         self._hub.publish("sample", watched.name, watched.sample())
         if watched.state != before:
             self._hub.publish("job", watched.name, watched.job(self._directory.place))
 
-    async def ask(self, name: str) -> WatchedJob:
-        """What is known of a job, not older than a moment; JobMissing if there is none."""
-        watched = self._watched.get(name)
+    async def get(self, name: str) -> MonitoredJob:
+        """A job with recent data, polled if needed; JobMissing if it does not exist."""
+        watched = self._jobs.get(name)
         if watched is None:
             if not self._directory.is_starting(name) and not self._directory.problem(name):
-                await self._directory.reach(name)
+                await self._directory.open(name)
             watched = self._get(name)
         if watched.is_stale:
             try:
-                await watched.look(self._directory)
+                await watched.poll(self._directory)
             except JobMissing:
-                self._watched.pop(name, None)
+                self._jobs.pop(name, None)
                 raise
             self._notify(watched)
         return watched
 
-    def known(self, name: str) -> WatchedJob | None:
-        """What was seen of a job before, without a look."""
-        return self._watched.get(name)
+    def known(self, name: str) -> MonitoredJob | None:
+        """A job as of its last poll, or None if it was never polled."""
+        return self._jobs.get(name)
 
-    def _get(self, name: str) -> WatchedJob:
-        watched = self._watched.get(name)
+    def _get(self, name: str) -> MonitoredJob:
+        watched = self._jobs.get(name)
         if watched is None:
-            watched = self._watched[name] = WatchedJob(name, clock=self._clock)
-            for oldest in list(self._watched):
-                if len(self._watched) <= MOST_WATCHED + _OTHERS:
+            watched = self._jobs[name] = MonitoredJob(name, clock=self._clock)
+            for oldest in list(self._jobs):
+                if len(self._jobs) <= MOST_WATCHED + _MOST_STOPPED:
                     break
                 if oldest not in self._live and oldest != name:
-                    del self._watched[oldest]
+                    del self._jobs[oldest]
         return watched
 
     async def aclose(self) -> None:
-        """Stop to look."""
+        """Stop polling."""
         for task in list(self._tasks):
             task.cancel()
-        for watched in self._watched.values():
+        for watched in self._jobs.values():
             await watched.aclose()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)

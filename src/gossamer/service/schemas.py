@@ -15,72 +15,79 @@ JOB_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
 MOST_URLS = 2000
 BIG = 1_000_000_000
 
-Name = Annotated[str, Meta(pattern=JOB_NAME, max_length=100, description="Letters, digits, dots, dashes.")]
+Name = Annotated[
+    str, Meta(pattern=JOB_NAME, max_length=100, description="Letters, digits, dots, dashes, and underscores.")
+]
 Url = Annotated[str, Meta(min_length=1, max_length=2048)]
 Urls = Annotated[list[Url], Meta(min_length=1, max_length=MOST_URLS)]
 Glob = Annotated[
-    str, Meta(min_length=1, max_length=500, description="A URL, with * for any text; not a regular expression.")
+    str,
+    Meta(
+        min_length=1, max_length=500, description="A URL pattern in which * matches any text; not a regular expression."
+    ),
 ]
 Globs = Annotated[list[Glob], Meta(max_length=100)]
 Pages = Annotated[int, Meta(ge=1, le=BIG)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 Delay = Annotated[float, Meta(ge=0, le=86_400)]
-Site = Annotated[str, Meta(min_length=1, max_length=300, description="A host, with its port if that is unusual.")]
+Site = Annotated[
+    str, Meta(min_length=1, max_length=300, description="A host, with its port unless that is the default.")
+]
 Role = Literal["read", "write"]
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that the service says."""
+class ResponseModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the response models."""
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that the service is told: a name that it does not know is refused."""
+class RequestModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the request models; unknown fields are rejected."""
 
 
-class Problem(Shape, frozen=True, kw_only=True):
-    """Why something was not done."""
+class Problem(ResponseModel, frozen=True, kw_only=True):
+    """An error."""
 
     error: str
-    """The word for it: `bad-request`, `unauthorized`, `forbidden`, `not-found`, `conflict` and so on."""
+    """The error code: `bad-request`, `unauthorized`, `forbidden`, `not-found`, `conflict`, and so on."""
     message: str
     hint: str = ""
-    """What to do about it."""
+    """How to fix it."""
 
 
-class About(Shape, frozen=True, kw_only=True):
-    """The service itself."""
+class About(ResponseModel, frozen=True, kw_only=True):
+    """The service: version, role of the client, spiders, and limits."""
 
     version: str
     only: Literal["", "tasks", "pages"]
-    """The part that this process serves; empty for all."""
+    """The part of the API that this process serves; empty for all."""
     place: Literal["embedded", "fleet"]
     role: Role
-    """What this client may do."""
+    """The role of this client."""
     spiders: list[str]
-    """Names that a submission may choose from."""
+    """Names of the spiders that a submission can use."""
     least_delay: float
-    """No job that is submitted here may go faster."""
+    """Minimum delay of a submitted job, in seconds."""
     may_start: bool
-    """Whether jobs can be submitted."""
+    """Whether this client can submit jobs."""
 
 
-class Login(Asking, frozen=True, kw_only=True):
-    """A token, for a browser that cannot send one with every request."""
+class Login(RequestModel, frozen=True, kw_only=True):
+    """A token to exchange for a session cookie."""
 
     token: Annotated[str, Meta(min_length=1, max_length=500)]
 
 
-class Session(Shape, frozen=True, kw_only=True):
-    """What the cookie that came with this answer allows."""
+class Session(ResponseModel, frozen=True, kw_only=True):
+    """The role of the session cookie in this response."""
 
     role: Role
 
 
-class JobSettings(Shape, frozen=True, kw_only=True):
-    """The settings of a job that people look at; none of them can hold a secret."""
+class JobSettings(ResponseModel, frozen=True, kw_only=True):
+    """The main settings of a job; none of them can contain a secret."""
 
     spider: str
-    """Its name here; empty for none, `(other)` for one that this service does not offer."""
+    """Name of the spider; empty for none, `(other)` for one that this service does not offer."""
     scope: str
     max_pages: int | None
     max_depth: int | None
@@ -97,51 +104,51 @@ class JobSettings(Shape, frozen=True, kw_only=True):
     user_agent: str
     trail: bool
     sinks: list[str]
-    """Their kinds, without their places."""
+    """Formats of the sinks, without their locations."""
 
 
-class Job(Shape, frozen=True, kw_only=True):
-    """A job, as it was when last looked at."""
+class Job(ResponseModel, frozen=True, kw_only=True):
+    """A job, as of its last poll."""
 
     name: str
     state: State
     place: Literal["embedded", "fleet"]
     counts: Counts | None
-    """None while they are not known."""
+    """None while unknown."""
     pages_per_second: float
     bytes_per_second: float
     workers: int
     cut: dict[str, int]
-    """Pages of which something was dropped, since the service looks, by the limit that did it."""
+    """Truncated pages since the service started, by the limit that truncated them."""
     sampled_at: float | None
-    """Epoch seconds; None if it was not looked at yet."""
+    """Epoch seconds of the last poll; None if there was none."""
     problem: str
-    """Why the last run failed, or why the job cannot be looked at; empty if all is well."""
+    """Why the last run failed, or why the service cannot poll the job; empty if there is no problem."""
 
 
 class JobDetail(Job, frozen=True, kw_only=True):
-    """A job with its settings and what stands in its way."""
+    """A job with its settings and warnings."""
 
     settings: JobSettings | None
     warnings: list[str]
     has_bodies: bool
-    """Whether a sink keeps whole pages."""
+    """Whether a sink stores page bodies."""
 
 
-class Jobs(Shape, frozen=True, kw_only=True):
-    """Some jobs, in the order of their names."""
+class Jobs(ResponseModel, frozen=True, kw_only=True):
+    """One page of jobs, sorted by name."""
 
     jobs: list[Job]
     next: str | None
-    """The cursor of the next page; None on the last one."""
+    """Cursor of the next page; None on the last page."""
 
 
-class Submission(Asking, frozen=True, kw_only=True):
-    """A new job. Everything else is as the operator of the service has set it."""
+class Submission(RequestModel, frozen=True, kw_only=True):
+    """A new job. The operator of the service sets all other settings."""
 
     job: Name
     urls: Urls
-    spider: Annotated[str, Meta(max_length=100, description="One of the names that the service offers.")] = ""
+    spider: Annotated[str, Meta(max_length=100, description="Name of a spider that the service offers.")] = ""
     max_pages: Pages | None = None
     max_depth: Annotated[int, Meta(ge=0, le=1000)] | None = None
     max_seconds: Seconds | None = None
@@ -158,8 +165,8 @@ class Submission(Asking, frozen=True, kw_only=True):
     recrawl: Literal["", "table", "adaptive"] | None = None
 
 
-class Limits(Asking, frozen=True, kw_only=True):
-    """Limits to change; what is not named stays. null takes a limit away."""
+class Limits(RequestModel, frozen=True, kw_only=True):
+    """Limits to change. Omitted ones stay as they are; null removes a limit."""
 
     max_pages: Pages | UnsetType | None = UNSET
     max_seconds: Seconds | UnsetType | None = UNSET
@@ -167,8 +174,8 @@ class Limits(Asking, frozen=True, kw_only=True):
     site_delays: Annotated[dict[Site, Delay], Meta(max_length=1000)] | UnsetType = UNSET
 
 
-class Limited(Shape, frozen=True, kw_only=True):
-    """The limits as they are now."""
+class Limited(ResponseModel, frozen=True, kw_only=True):
+    """The limits after the change."""
 
     max_pages: int | None
     max_seconds: float | None
@@ -176,28 +183,28 @@ class Limited(Shape, frozen=True, kw_only=True):
     in_force: Literal["now", "next run"]
 
 
-class MoreUrls(Asking, frozen=True, kw_only=True):
-    """URLs for a job."""
+class MoreUrls(RequestModel, frozen=True, kw_only=True):
+    """URLs to add to a job."""
 
     urls: Urls
 
 
-class Added(Shape, frozen=True, kw_only=True):
-    """What became of them."""
+class Added(ResponseModel, frozen=True, kw_only=True):
+    """The result of adding URLs."""
 
     added: int
     known: int
-    """Those that the job had seen already."""
+    """URLs that the job already knew."""
     refused: list[str]
-    """Those that are no URLs that can be crawled."""
+    """Texts that are not URLs that can be crawled."""
 
 
-Standing = Literal["fetching", "waits", "idle", "held", "failing", "closed"]
-"""What a site does: it is being fetched, has something queued, has nothing, is left alone, fails, or was given up."""
+SiteState = Literal["fetching", "waits", "idle", "held", "failing", "closed"]
+"""State of a site: being fetched, queued, without work, on hold, failing, or closed."""
 
 
-class Series(Shape, frozen=True, kw_only=True):
-    """Columns of numbers, the oldest first; null where nothing is known."""
+class Series(ResponseModel, frozen=True, kw_only=True):
+    """Columns of numbers, oldest first; null where the value is unknown."""
 
     pages: list[float | None]
     bytes: list[float | None]
@@ -206,11 +213,11 @@ class Series(Shape, frozen=True, kw_only=True):
     client_errors: list[float | None]
     server_errors: list[float | None]
     faults: list[float | None]
-    """Requests that had no answer."""
+    """Requests without a response."""
     skipped: list[float | None]
-    """Requests that a rule kept back."""
+    """Requests that a rule prevented."""
     latency: list[float | None]
-    """Mean seconds to an answer."""
+    """Mean response time in seconds."""
     queued: list[float | None]
     known: list[float | None]
     stored: list[float | None]
@@ -219,62 +226,62 @@ class Series(Shape, frozen=True, kw_only=True):
     workers: list[float | None]
 
 
-class History(Shape, frozen=True, kw_only=True):
-    """The past of a job. Counts are per step: divide by it for a rate; from `queued` on they are as at its end."""
+class History(ResponseModel, frozen=True, kw_only=True):
+    """Time series of a job. Counts are per step (divide by `step` for a rate); from `queued` on, values at its end."""
 
     job: str
     step: int
-    """Seconds."""
+    """Length of a step in seconds."""
     start: float
-    """Epoch seconds at which the first step begins."""
+    """Epoch seconds of the start of the first step."""
     series: Series
 
 
-class Example(Shape, frozen=True, kw_only=True):
-    """A URL that met a fault; parameters that look like secrets are masked."""
+class Example(ResponseModel, frozen=True, kw_only=True):
+    """A URL with an error; parameters that look like secrets are masked."""
 
     url: str
     site: str
     at: float
     page: str
-    """Where a link to it was found, if that is known."""
+    """A page that links to it, if known."""
 
 
-class Fault(Shape, frozen=True, kw_only=True):
-    """One kind of failure."""
+class Fault(ResponseModel, frozen=True, kw_only=True):
+    """One kind of error."""
 
     kind: str
-    """As in docs/reference/errors.md, or `http-404` and so on."""
+    """A word from docs/reference/errors.md, or `http-404` and so on."""
     count: int
     share: float
-    """Of all requests."""
+    """Share of all requests."""
     first_at: float
     last_at: float
     examples: list[Example]
     sites: dict[str, int]
-    """Those with most of them; of very many sites the counts are a lower bound."""
+    """Sites with the most errors; with very many sites the counts are a lower bound."""
     advice: str
 
 
-class Faults(Shape, frozen=True, kw_only=True):
-    """What went wrong, the most frequent first."""
+class Faults(ResponseModel, frozen=True, kw_only=True):
+    """Errors by kind, most frequent first."""
 
     job: str
     since: float | None
-    """Epoch seconds of the oldest request that was counted; None if there was none."""
+    """Epoch seconds of the oldest counted request; None if there is none."""
     requests: int
     faults: list[Fault]
 
 
-class Gap(Shape, frozen=True, kw_only=True):
-    """One bar of the histogram: rests of at least `least` seconds, up to the next bar."""
+class Gap(ResponseModel, frozen=True, kw_only=True):
+    """One bar of the histogram: intervals of at least `least` seconds, up to the next bar."""
 
     least: float
     count: int
 
 
-class Politeness(Shape, frozen=True, kw_only=True):
-    """The rests between an answer and the next request to the same site."""
+class Politeness(ResponseModel, frozen=True, kw_only=True):
+    """Intervals between a response and the next request to the same site."""
 
     job: str
     since: float | None
@@ -282,13 +289,13 @@ class Politeness(Shape, frozen=True, kw_only=True):
     shortest: float | None
     counted: int
     too_short: int
-    """Rests that were shorter than the delay of their time, on sites with one lane."""
+    """Intervals shorter than the delay at that time, on sites with one lane."""
     examples: list[Example]
-    """Of these."""
+    """Examples of too short intervals."""
 
 
-class Visit(Shape, frozen=True, kw_only=True):
-    """A request that was just sent; parameters that look like secrets are masked."""
+class Visit(ResponseModel, frozen=True, kw_only=True):
+    """A recent request; parameters that look like secrets are masked."""
 
     url: str
     at: float
@@ -299,53 +306,53 @@ class Visit(Shape, frozen=True, kw_only=True):
     worker: str
 
 
-class Visits(Shape, frozen=True, kw_only=True):
-    """The latest requests, the newest first."""
+class Visits(ResponseModel, frozen=True, kw_only=True):
+    """The latest requests, newest first."""
 
     visits: list[Visit]
 
 
-class SiteRow(Shape, frozen=True, kw_only=True):
-    """A site: what the frontier has of it, and what its last requests were like."""
+class SiteRow(ResponseModel, frozen=True, kw_only=True):
+    """A site: its state in the frontier, and statistics of its requests."""
 
     site: str
     queued: int | None
-    """None where the frontier was not asked about this one."""
+    """None if the frontier was not queried for this site."""
     leased: int | None
     stored: int | None
     delay: float | None
     hold: float
-    """Seconds during which it is left alone."""
+    """Seconds until the site's hold ends; 0 if it is not on hold."""
     closed: str
-    """Why it was given up; empty if it was not."""
+    """Why the site is closed; empty if it is not."""
     region: str
     requests: int
-    """Since the service looks."""
+    """Since the service started to watch the job."""
     errors: int
     requests_per_second: float
     latency: float | None
-    """Mean seconds to an answer."""
+    """Mean response time in seconds."""
     bytes: int
     last_at: float | None
 
 
-class Sites(Shape, frozen=True, kw_only=True):
-    """Some sites of a job."""
+class Sites(ResponseModel, frozen=True, kw_only=True):
+    """One page of the sites of a job."""
 
     job: str
     total: int | None
-    """All sites that the job knows."""
+    """Number of sites of the job."""
     looked_at: int
-    """Those that were sorted: the ones with the most queued, and those that were asked lately."""
+    """Number of sites that were sorted: those with the longest queues and those with recent requests."""
     sites: list[SiteRow]
     next: str | None
 
 
-class Square(Shape, frozen=True, kw_only=True):
-    """A site on the map."""
+class Square(ResponseModel, frozen=True, kw_only=True):
+    """A site on the map of sites."""
 
     site: str
-    state: Standing
+    state: SiteState
     queued: int
     stored: int
     requests: int
@@ -354,8 +361,8 @@ class Square(Shape, frozen=True, kw_only=True):
     closed: str
 
 
-class Rest(Shape, frozen=True, kw_only=True):
-    """Sites that are not drawn one by one, added up."""
+class Rest(ResponseModel, frozen=True, kw_only=True):
+    """Totals of the sites that are not listed individually."""
 
     sites: int
     queued: int
@@ -363,49 +370,49 @@ class Rest(Shape, frozen=True, kw_only=True):
     requests: int
 
 
-class MapRegion(Shape, frozen=True, kw_only=True):
-    """The sites of one region: the largest of them, and the rest in one."""
+class MapRegion(ResponseModel, frozen=True, kw_only=True):
+    """The sites of one region: the largest individually, and the totals of the rest."""
 
     region: str
-    """Empty for the sites of no region."""
+    """Empty for sites without a region."""
     sites: list[Square]
     rest: Rest
 
 
-class SiteMap(Shape, frozen=True, kw_only=True):
-    """The sites of a job by region, for a picture of them."""
+class SiteMap(ResponseModel, frozen=True, kw_only=True):
+    """The sites of a job by region, for drawing a map."""
 
     job: str
     by: Literal["queued", "stored", "requests"]
     total: int | None
-    """All sites that the job knows."""
+    """Number of sites of the job."""
     regions: list[MapRegion]
     unseen: int
-    """Sites that were not looked at: those with the shortest queues, which nobody has asked lately."""
+    """Sites that are not included: those with the shortest queues and no recent requests."""
 
 
-class SiteDetail(Shape, frozen=True, kw_only=True):
-    """All that is known of a site."""
+class SiteDetail(ResponseModel, frozen=True, kw_only=True):
+    """Details of a site."""
 
     job: str
     row: SiteRow
     lanes: int | None
     budget: int | None
     ready_in: float | None
-    """Seconds until it can be asked again, if something is due."""
+    """Seconds until the next request is possible, if one is due."""
     share_left: int | None
-    """What is left to it of its quota."""
+    """Requests left in the site's quota."""
     workers: list[str]
-    """Those that have a lane of it."""
+    """Workers that lease a lane of the site."""
     robots: list[RobotsView]
     memo: dict[str, Any]
     reasons: list[str]
-    """In words: what it waits for, and why."""
+    """Sentences that explain what the site waits for."""
     recent: list[Visit]
 
 
-class RobotsView(Shape, frozen=True, kw_only=True):
-    """What is known of one robots.txt."""
+class RobotsView(ResponseModel, frozen=True, kw_only=True):
+    """A robots.txt as last fetched."""
 
     origin: str
     kind: str
@@ -414,8 +421,8 @@ class RobotsView(Shape, frozen=True, kw_only=True):
     rules: int
 
 
-class Worker(Shape, frozen=True, kw_only=True):
-    """A worker, as it last told of itself."""
+class Worker(ResponseModel, frozen=True, kw_only=True):
+    """A worker, as of its last heartbeat."""
 
     worker: str
     live: bool
@@ -429,27 +436,27 @@ class Worker(Shape, frozen=True, kw_only=True):
     pages: int
     rate: float
     active: int
-    """Sites that it holds."""
+    """Sites that the worker leases."""
     fetching: int
     limit: int
-    """Fetches at once that it allows itself; 0 where that is not told."""
+    """Maximum number of concurrent fetches; 0 if unknown."""
     idle: bool
     load: float
-    """The share of one processor that it uses."""
+    """CPU usage as a share of one core."""
     memory_bytes: int
     stale: int
     silent: float
-    """Seconds since its last pulse."""
+    """Seconds since its last heartbeat."""
 
 
-class Workers(Shape, frozen=True, kw_only=True):
-    """The workers of a job: the silent ones first, then those that do most."""
+class Workers(ResponseModel, frozen=True, kw_only=True):
+    """The workers of a job: those without a recent heartbeat first, then by rate, descending."""
 
     job: str
     workers: list[Worker]
 
 
-class Shards(Shape, frozen=True, kw_only=True):
+class Shards(ResponseModel, frozen=True, kw_only=True):
     """The shards of a job's frontier."""
 
     job: str
@@ -457,15 +464,15 @@ class Shards(Shape, frozen=True, kw_only=True):
 
 
 class Region(RegionView, frozen=True, kw_only=True):
-    """A region: its lanes, and who works on them."""
+    """A region: its lanes, workers, and rate."""
 
     region: str
     workers: int
     rate: float
 
 
-class Regions(Shape, frozen=True, kw_only=True):
-    """The regions of a job; the one without a name is every worker's."""
+class Regions(ResponseModel, frozen=True, kw_only=True):
+    """The regions of a job; every worker leases sites of the unnamed one."""
 
     job: str
     regions: list[Region]
@@ -477,8 +484,8 @@ class Scale(Advice, frozen=True, kw_only=True):
     job: str
 
 
-class Page(Shape, frozen=True, kw_only=True):
-    """A stored page, as its row says."""
+class Page(ResponseModel, frozen=True, kw_only=True):
+    """The record of a stored page."""
 
     url: str
     status: int
@@ -493,22 +500,22 @@ class Page(Shape, frozen=True, kw_only=True):
     referrer: str
     location: str
     cut: str
-    """What was dropped of it, by limit, as in `disconnect:? max_links:7000`; empty for a whole page."""
+    """What was truncated, by limit, as in `disconnect:? max_links:7000`; empty for a complete page."""
     has_body: bool
-    """Whether `body` can be asked for."""
+    """Whether the `body` endpoint can return the page's body."""
 
 
-class PageList(Shape, frozen=True, kw_only=True):
-    """Some pages that match, in the order in which they were stored."""
+class PageList(ResponseModel, frozen=True, kw_only=True):
+    """One page of the stored pages that match."""
 
     job: str
     pages: list[Page]
     next: str | None
-    """None when all were looked at. A page of the list may be short, or empty, and still have a next one."""
+    """Cursor of the next page; None when the search is complete. A short or empty page can still have a next one."""
 
 
-class Versions(Shape, frozen=True, kw_only=True):
-    """Every stored visit of a page, the newest first."""
+class Versions(ResponseModel, frozen=True, kw_only=True):
+    """Every stored version of a page, newest first."""
 
     job: str
     url: str
@@ -519,66 +526,66 @@ Cursor = Annotated[str, Meta(min_length=1, max_length=400, pattern=r"^[A-Za-z0-9
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Moment = Annotated[float, Meta(ge=0, le=1e11, description="Epoch seconds.")]
 MOMENTS = ("at", "since", "until")
-"""The parameters that are one."""
+"""Names of the query parameters that are a `Moment`."""
 
 
-class Nothing(Asking, frozen=True, kw_only=True):
-    """No parameters."""
+class NoParameters(RequestModel, frozen=True, kw_only=True):
+    """No query parameters."""
 
 
-class AskJobs(Asking, frozen=True, kw_only=True):
-    """Which jobs."""
+class JobsQuery(RequestModel, frozen=True, kw_only=True):
+    """Query parameters of the list of jobs."""
 
     state: Literal["starting", "running", "paused", "stopping", "finished", "resting", "failed"] | None = None
     limit: Limit = 100
     cursor: Cursor | None = None
 
 
-class AskHistory(Asking, frozen=True, kw_only=True):
-    """How far back, and how fine: steps of 1 s go back 10 minutes, of 10 s an hour, of 60 s a day."""
+class HistoryQuery(RequestModel, frozen=True, kw_only=True):
+    """Resolution and length of the history: steps of 1 s cover 10 minutes, of 10 s an hour, of 60 s a day."""
 
     step: Literal[1, 10, 60] = 10
-    steps: Annotated[int, Meta(ge=1, le=1440, description="At most so many.")] = 360
+    steps: Annotated[int, Meta(ge=1, le=1440, description="Maximum number of steps.")] = 360
 
 
-class AskSites(Asking, frozen=True, kw_only=True):
-    """Which sites, in which order."""
+class SitesQuery(RequestModel, frozen=True, kw_only=True):
+    """Query parameters of the list of sites."""
 
     sort: Literal["queued", "requests", "rate", "latency", "errors", "delay", "hold", "bytes", "site"] = "queued"
     order: Literal["desc", "asc"] = "desc"
-    find: Annotated[str, Meta(max_length=300, description="Only names that hold this text.")] = ""
-    held: Annotated[bool, Meta(description="Only sites that are left alone or were given up.")] = False
+    find: Annotated[str, Meta(max_length=300, description="Only sites whose name contains this text.")] = ""
+    held: Annotated[bool, Meta(description="Only sites that are on hold or closed.")] = False
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
-class AskMap(Asking, frozen=True, kw_only=True):
-    """What makes a site large."""
+class MapQuery(RequestModel, frozen=True, kw_only=True):
+    """Query parameters of the map: which count determines the size of a site."""
 
     by: Literal["queued", "stored", "requests"] = "queued"
 
 
-class AskSite(Asking, frozen=True, kw_only=True):
-    """Which site."""
+class SiteQuery(RequestModel, frozen=True, kw_only=True):
+    """Query parameters of a site."""
 
     site: Site
 
 
-class AskUrl(Asking, frozen=True, kw_only=True):
-    """Which URL."""
+class UrlQuery(RequestModel, frozen=True, kw_only=True):
+    """Query parameters of a URL."""
 
     url: Url
 
 
-class AskWhy(Asking, frozen=True, kw_only=True):
-    """Which URL, and on which page a link to it stands, if somebody knows of one."""
+class WhyQuery(RequestModel, frozen=True, kw_only=True):
+    """A URL, and optionally a page that links to it."""
 
     url: Url
     page: Annotated[str, Meta(max_length=2048)] = ""
 
 
-class AskAudit(Asking, frozen=True, kw_only=True):
-    """Which site, from when to when; the newest requests are told one by one."""
+class AuditQuery(RequestModel, frozen=True, kw_only=True):
+    """A site and a time range; the newest `limit` requests are listed individually."""
 
     site: Site
     since: Moment = 0.0
@@ -586,38 +593,38 @@ class AskAudit(Asking, frozen=True, kw_only=True):
     limit: Limit = 200
 
 
-class AskScale(Asking, frozen=True, kw_only=True):
-    """Bounds of the advice."""
+class ScaleQuery(RequestModel, frozen=True, kw_only=True):
+    """Minimum and maximum of the recommended number of workers."""
 
     min: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     max: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
 
 
-class AskScaleOf(AskScale, frozen=True, kw_only=True):
-    """The job may be left out where there is only one that runs."""
+class RunningJobScaleQuery(ScaleQuery, frozen=True, kw_only=True):
+    """The job can be omitted if only one is running."""
 
     job: Annotated[str, Meta(pattern=JOB_NAME, max_length=100)] | None = None
 
 
-class AskPages(Asking, frozen=True, kw_only=True):
-    """Which pages: all of these must be so."""
+class PagesQuery(RequestModel, frozen=True, kw_only=True):
+    """Conditions on stored pages; a page must match all of them."""
 
     site: Site | None = None
-    status: Annotated[int, Meta(ge=0, le=999, description="The HTTP status; 0: no answer.")] | None = None
+    status: Annotated[int, Meta(ge=0, le=999, description="The HTTP status; 0: no response.")] | None = None
     since: Moment | None = None
     until: Moment | None = None
-    prefix: Annotated[str, Meta(max_length=2048, description="URLs that begin so.")] = ""
+    prefix: Annotated[str, Meta(max_length=2048, description="Prefix of the URL.")] = ""
     limit: Limit = 100
     cursor: Cursor | None = None
 
 
-class AskBody(AskUrl, frozen=True, kw_only=True):
-    """Which URL, and which visit: the newest, or the one at this time."""
+class BodyQuery(UrlQuery, frozen=True, kw_only=True):
+    """A URL, and which version: the newest, or the one nearest to `at`."""
 
     at: Moment | None = None
 
 
-class AskEvents(Asking, frozen=True, kw_only=True):
-    """Of which job; without one, of all."""
+class EventsQuery(RequestModel, frozen=True, kw_only=True):
+    """Only events of this job; without one, of all jobs."""
 
     job: Annotated[str, Meta(pattern=JOB_NAME, max_length=100)] | None = None

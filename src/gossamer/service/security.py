@@ -19,75 +19,76 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
-from gossamer.service.routing import Refused, problem
+from gossamer.service.routing import ApiError, problem_response
 from gossamer.service.schemas import Role
 
 COOKIE = "gossamer"
 _PLAIN = re.compile(r"[!-~]+")
 SESSION_SECONDS = 12 * 3600.0
 VARIABLES: Mapping[Role, str] = {"read": "GOSSAMER_READ_TOKEN", "write": "GOSSAMER_WRITE_TOKEN"}
-_SHORTEST, _FEWEST_SIGNS = 16, 8
+_SHORTEST, _FEWEST_DISTINCT = 16, 8
 
 
 def read_tokens(environment: Mapping[str, str], files: Mapping[Role, Path | None]) -> dict[Role, str]:
-    """The tokens that were set; one that could be guessed, or a file that others can read, is a ConfigError."""
+    """Read the tokens from the environment or files; ConfigError for a weak token or a file readable by others."""
     found: dict[Role, str] = {}
     for role, variable in VARIABLES.items():
         path = files.get(role)
         if path is not None:
-            found[role] = _checked(_from_file(path), str(path))
+            found[role] = _valid_token(_from_file(path), str(path))
         elif variable in environment:
-            found[role] = _checked(environment[variable].strip(), variable)
+            found[role] = _valid_token(environment[variable].strip(), variable)
     if len(set(found.values())) < len(found):
-        raise ConfigError("the tokens for reading and for writing are the same", hint="make two")
+        raise ConfigError("the read token and the write token are the same", hint="create two different tokens")
     return found
 
 
 def _from_file(path: Path) -> str:
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(f"{path} can be read by others", hint=f"chmod 600 {path}")
+            raise ConfigError(f"{path} is readable by other users", hint=f"chmod 600 {path}")
         return path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
 
 
-def _checked(token: str, source: str) -> str:
-    if len(token) < _SHORTEST or len(set(token)) < _FEWEST_SIGNS or not _PLAIN.fullmatch(token):
+def _valid_token(token: str, source: str) -> str:
+    if len(token) < _SHORTEST or len(set(token)) < _FEWEST_DISTINCT or not _PLAIN.fullmatch(token):
         raise ConfigError(
-            f"{source}: a token has at least {_SHORTEST} letters and digits, and is not easily guessed",
-            hint='make one: python -c "import secrets; print(secrets.token_urlsafe(32))"',
+            f"{source}: the token is too weak: it must have at least {_SHORTEST} printable ASCII characters, "
+            f"{_FEWEST_DISTINCT} of them different",
+            hint='create one: python -c "import secrets; print(secrets.token_urlsafe(32))"',
         )
     return token
 
 
-class Doorkeeper:
-    """Tells the role of a request. Without any token, whoever reaches the service may do everything."""
+class Authenticator:
+    """Maps tokens and session cookies to roles. If no token is configured, every client has full access."""
 
     def __init__(self, tokens: Mapping[Role, str], *, clock: Clock) -> None:
-        # Digests have one length, so that not even the length of a token can be found out by the time it takes.
+        # Digests have a fixed length, so the time of a comparison does not reveal the length of a token.
         self._digests = {role: _digest(token) for role, token in tokens.items()}
         self._key = secrets.token_bytes(32)
         self._clock = clock
 
     @property
     def is_open(self) -> bool:
-        """Whether no token is asked for."""
+        """Whether no token is configured."""
         return not self._digests
 
     def role_of(self, token: str) -> Role | None:
-        """What this token allows; every known one is compared, whichever it is."""
+        """The role of a token, or None; compares with every known token, in constant time."""
         given = _digest(token)
         matches = {role: hmac.compare_digest(given, known) for role, known in self._digests.items()}
         return "write" if matches.get("write") else "read" if matches.get("read") else None
 
     def session(self, role: Role) -> str:
-        """A cookie that is good for some hours, and until the service ends."""
+        """Create a session cookie, valid for 12 hours or until the service ends."""
         text = f"{role}.{int(self._clock.epoch() + SESSION_SECONDS)}"
         return f"{text}.{self._sign(text)}"
 
     def role_of_session(self, cookie: str) -> Role | None:
-        """What a cookie allows; None for one that is not ours, or too old."""
+        """The role of a session cookie; None if it is forged or expired."""
         text, _, signature = cookie.rpartition(".")
         if not text or not hmac.compare_digest(signature.encode(), self._sign(text).encode()):
             return None
@@ -123,8 +124,8 @@ HEADERS: Sequence[tuple[bytes, bytes]] = (
 )
 
 
-class Buckets:
-    """So many requests a second from one address, with some more at once; addresses that are quiet are forgotten."""
+class RateLimiter:
+    """Token bucket per client address; the least recently seen addresses are dropped beyond `most`."""
 
     def __init__(self, rate: float, burst: float, *, clock: Clock, most: int = 4096) -> None:
         self._rate = rate
@@ -137,7 +138,7 @@ class Buckets:
         return len(self._levels)
 
     def wait(self, address: str, cost: float = 1.0) -> float:
-        """Take one; the seconds to wait if there is none."""
+        """Take one token; returns 0, or the seconds until one is available."""
         now = self._clock.monotonic()
         level, at = self._levels.pop(address, (self._burst, now))
         level = min(self._burst, level + (now - at) * self._rate)
@@ -149,61 +150,63 @@ class Buckets:
 
 
 class AccessGuard:
-    """The outermost layer."""
+    """Outermost ASGI middleware: checks host, origin, rate, body size, and role of every request."""
 
     def __init__(
-        self, app: ASGIApp, doorkeeper: Doorkeeper, *, hosts: Iterable[str], rate: float, clock: Clock
+        self, app: ASGIApp, authenticator: Authenticator, *, hosts: Iterable[str], rate: float, clock: Clock
     ) -> None:
         self._app = app
-        self._doorkeeper = doorkeeper
+        self._doorkeeper = authenticator
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
-        self._buckets = Buckets(rate, 4 * rate, clock=clock)
-        self._failures = Buckets(rate / 100, rate / 5, clock=clock)
+        self._limiter = RateLimiter(rate, 4 * rate, clock=clock)
+        self._failures = RateLimiter(rate / 100, rate / 5, clock=clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        send = _hurried(_with_headers(send, scope["path"]))
+        send = _with_send_timeout(_with_headers(send, scope["path"]))
         headers = _headers(scope)
-        refused = self._refuse(scope, headers)
+        refused = self._check(scope, headers)
         if refused is not None:
             status, message, extra = refused
-            await problem(status, message, headers=extra)(scope, receive, send)
+            await problem_response(status, message, headers=extra)(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive), send)
+        await self._app(scope, _with_body_limit(receive), send)
 
-    def _refuse(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, dict[str, str]] | None:
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, dict[str, str]] | None:
         host = headers.get("host", "")
-        if not self._knows(host):
-            return 403, "this service does not go by that name: see --allow-host", {}
-        # A link on another page may lead to the dashboard, but not to anything behind it.
-        is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        is_shown = scope["method"] in _SAFE_METHODS and not _is_guarded(scope["path"])
-        if (is_foreign or not _is_own(headers.get("origin"), host)) and not is_shown:
-            return 403, "pages of other sites may not use this service", {}
+        if not self._is_allowed_host(host):
+            return 403, "unknown Host header; allow it with --allow-host", {}
+        # A link on another site may lead to the dashboard's files, but not to the API.
+        is_cross_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        is_static = scope["method"] in _SAFE_METHODS and not _needs_token(scope["path"])
+        if (is_cross_site or not _is_same_origin(headers.get("origin"), host)) and not is_static:
+            return 403, "cross-origin requests are not allowed", {}
         address = scope["client"][0] if scope.get("client") else ""
-        if wait := self._buckets.wait(address):
+        if wait := self._limiter.wait(address):
             return 429, "too many requests", {"retry-after": str(max(1, round(wait)))}
         if _length(headers) > MOST_BODY_BYTES:
-            return 413, f"a body may have {MOST_BODY_BYTES:,} bytes", {"connection": "close"}
-        return self._enter(scope, headers, address)
+            return 413, f"the body is larger than {MOST_BODY_BYTES:,} bytes", {"connection": "close"}
+        return self._authorize(scope, headers, address)
 
-    def _enter(self, scope: Scope, headers: Mapping[str, str], address: str) -> tuple[int, str, dict[str, str]] | None:
+    def _authorize(
+        self, scope: Scope, headers: Mapping[str, str], address: str
+    ) -> tuple[int, str, dict[str, str]] | None:
         role = self._role(headers)
         scope["gossamer.role"] = role or "read"
-        scope["gossamer.entered"] = role is not None
+        scope["gossamer.authenticated"] = role is not None
         is_login = scope["path"] == "/api/session" and scope["method"] == "POST"
         if is_login and (wait := self._failures.wait(address)):
-            return 429, "too many tokens tried", {"retry-after": str(max(1, round(wait)))}
-        if role is None and _is_guarded(scope["path"]):
+            return 429, "too many login attempts", {"retry-after": str(max(1, round(wait)))}
+        if role is None and _needs_token(scope["path"]):
             if wait := self._failures.wait(address):
-                return 429, "too many requests without a good token", {"retry-after": str(max(1, round(wait)))}
-            return 401, "a token is needed", {"www-authenticate": "Bearer"}
+                return 429, "too many requests without a valid token", {"retry-after": str(max(1, round(wait)))}
+            return 401, "missing or invalid token", {"www-authenticate": "Bearer"}
         writes = scope["method"] not in _SAFE_METHODS and scope["path"] != "/api/session"
         if writes and role != "write":
-            return 403, "this token may only read", {}
+            return 403, "the token is read-only", {}
         return None
 
     def _role(self, headers: Mapping[str, str]) -> Role | None:
@@ -218,8 +221,8 @@ class AccessGuard:
             return None
         return self._doorkeeper.role_of_session(morsel.value) if morsel is not None else None
 
-    def _knows(self, host: str) -> bool:
-        """A page that had its own name point here could not be told from ours; an address has no name to point."""
+    def _is_allowed_host(self, host: str) -> bool:
+        """Whether the Host header is allowed, against DNS rebinding; IP addresses always are."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -233,19 +236,19 @@ class AccessGuard:
         return True
 
 
-def _is_guarded(path: str) -> bool:
-    """Whether a path is behind the door; the dashboard's files hold no data."""
+def _needs_token(path: str) -> bool:
+    """Whether a path requires a token; the dashboard's static files do not."""
     return path not in _OPEN and (path.startswith(("/api", "/metrics")))
 
 
-def _is_own(origin: str | None, host: str) -> bool:
+def _is_same_origin(origin: str | None, host: str) -> bool:
     return origin is None or origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def _headers(scope: Scope) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
-        # Of two, which a good client does not send, both count: none may be meant for somebody else.
+        # Duplicate headers are joined, so that every check sees both values.
         key, text = name.decode("latin-1"), value.decode("latin-1")
         found[key] = f"{found[key]},{text}" if key in found else text
     return found
@@ -256,8 +259,8 @@ def _length(headers: Mapping[str, str]) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def _bounded(receive: Receive) -> Receive:
-    """A body that goes on for ever, or does not come, ends here."""
+def _with_body_limit(receive: Receive) -> Receive:
+    """Limit the size of a request body and the time to receive it."""
     taken = 0
 
     async def bounded() -> Message:
@@ -268,13 +271,15 @@ def _bounded(receive: Receive) -> Receive:
             async with asyncio.timeout(_BODY_SECONDS):
                 message = await receive()
         except TimeoutError:
-            raise Refused(400, "the body did not come") from None
+            raise ApiError(400, "timed out waiting for the body") from None
         if message["type"] == "http.request":
             taken += len(message.get("body", b""))
             if taken > MOST_BODY_BYTES:
-                raise Refused(413, f"a body may have {MOST_BODY_BYTES:,} bytes", headers={"connection": "close"})
+                raise ApiError(
+                    413, f"the body is larger than {MOST_BODY_BYTES:,} bytes", headers={"connection": "close"}
+                )
             if not message.get("more_body"):
-                # From here on one only waits for the client to leave.
+                # The body is complete: further messages only report a disconnect.
                 taken = -1
         return message
 
@@ -288,15 +293,15 @@ def _with_headers(send: Send, path: str) -> Send:
             given = {name.lower() for name, _ in own}
             own += [pair for pair in HEADERS if pair[0] not in given]
             if b"cache-control" not in given:
-                own.append((b"cache-control", b"no-store" if _is_guarded(path) else b"no-cache"))
+                own.append((b"cache-control", b"no-store" if _needs_token(path) else b"no-cache"))
             message = {**message, "headers": own}
         await send(message)
 
     return sending
 
 
-def _hurried(send: Send) -> Send:
-    """A client that takes nothing for so long is left."""
+def _with_send_timeout(send: Send) -> Send:
+    """Disconnect a client that receives nothing for 20 seconds."""
 
     async def sending(message: Message) -> None:
         async with asyncio.timeout(_SEND_SECONDS):

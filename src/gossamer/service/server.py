@@ -29,7 +29,7 @@ _MOST_CONNECTIONS = 2000
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the operator wants the service."""
+    """Options of `gossamer serve`."""
 
     crawls: Path
     frontier: str = ""
@@ -47,70 +47,70 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_address(host: str, tokens: Mapping[Role, str]) -> None:
-    """Refuse to listen where others can reach it, unless they need a token."""
+    """Raise ConfigError for a non-loopback address if no token is set."""
     try:
         is_local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_local = host == "localhost"
     if not is_local and not tokens:
         raise ConfigError(
-            f"--host {host}: others could reach this, and no token is set",
-            hint="set GOSSAMER_WRITE_TOKEN (and GOSSAMER_READ_TOKEN), or stay on 127.0.0.1",
+            f"--host {host}: this address is reachable from the network, and no token is set",
+            hint="set GOSSAMER_WRITE_TOKEN (and GOSSAMER_READ_TOKEN), or use --host 127.0.0.1",
         )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. A client that takes nothing for half a minute loses its connection."""
+    """Open the listening socket. A client that receives nothing for 30 seconds is disconnected."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    own = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # What waits for a client that does not read is the system's memory.
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Limit the kernel's memory for clients that do not read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_MILLISECONDS)
-        own.bind((host, port))
-        own.listen(_BACKLOG)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_MILLISECONDS)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
-        own.close()
+        listener.close()
         raise ConfigError(f"{host}:{port}: {error.strerror}", hint="choose another --port") from None
-    own.setblocking(False)
-    return own
+    listener.setblocking(False)
+    return listener
 
 
 async def serve(
-    options: ServerOptions, base: Settings, tokens: Mapping[Role, str], told: Callable[[str], None] = lambda _: None
+    options: ServerOptions, base: Settings, tokens: Mapping[Role, str], on_ready: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Serve until told to end by a signal; `told` hears the address once it is listened to."""
+    """Serve until SIGINT or SIGTERM; calls `on_ready` with the URL once the socket listens."""
     try:
         import uvicorn
 
         from gossamer.service.app import application
-        from gossamer.service.directory import Crawls, Directory, OnFrontier
-        from gossamer.service.events import Hub
-        from gossamer.service.monitor import Watch
-        from gossamer.service.security import Doorkeeper
+        from gossamer.service.directory import FleetJobs, JobDirectory, LocalJobs
+        from gossamer.service.events import EventHub
+        from gossamer.service.monitor import Monitor
+        from gossamer.service.security import Authenticator
         from gossamer.service.state import ServiceState
     except ImportError as missing:
         raise unusable("service", "the service", missing) from missing
-    clock, hub = SystemClock(), Hub()
-    directory: Directory
+    clock, hub = SystemClock(), EventHub()
+    directory: JobDirectory
     if is_fleet(options.frontier):
-        directory = OnFrontier(options.frontier, options.crawls, clock=clock, named=options.jobs)
+        directory = FleetJobs(options.frontier, options.crawls, clock=clock, named=options.jobs)
     else:
-        directory = Crawls(options.crawls, clock=clock, most=options.most)
+        directory = LocalJobs(options.crawls, clock=clock, most=options.most)
     service = ServiceState(
         directory=directory,
-        watch=Watch(directory, hub, clock=clock, notifier=_open_notifier(options, clock)),
+        monitor=Monitor(directory, hub, clock=clock, notifier=_open_notifier(options, clock)),
         hub=hub,
         clock=clock,
-        doorkeeper=Doorkeeper(tokens, clock=clock),
+        authenticator=Authenticator(tokens, clock=clock),
         base=base,
         spiders=options.spiders,
         only=options.only,
     )
     app: Any = application(service, hosts=(options.host, *options.allow_hosts), rate=options.rate)
-    own = listen(options.host, options.port)
+    listener = listen(options.host, options.port)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -127,19 +127,19 @@ async def serve(
         h11_max_incomplete_event_size=65_536,
     )
     host = f"[{options.host}]" if ":" in options.host else options.host
-    told(f"http://{host}:{own.getsockname()[1]}/")
-    server = _quiet(uvicorn.Server)(config)
+    on_ready(f"http://{host}:{listener.getsockname()[1]}/")
+    server = _without_signal_handlers(uvicorn.Server)(config)
 
-    def leave() -> None:
-        # Those who listen would be waited for.
+    def shut_down() -> None:
+        # Close event streams first: the server waits for open connections.
         hub.close()
         server.force_exit = server.should_exit
         server.should_exit = True
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave)
-    await server.serve(sockets=[own])
+        loop.add_signal_handler(number, shut_down)
+    await server.serve(sockets=[listener])
 
 
 def _open_notifier(options: ServerOptions, clock: SystemClock) -> Any:
@@ -152,8 +152,8 @@ def _open_notifier(options: ServerOptions, clock: SystemClock) -> Any:
     return JobNotifier(notifier, stalled_after=options.stalled_after, errors_above=options.errors_above, clock=clock)
 
 
-def _quiet(kind: Any) -> Any:
-    """A server that leaves signals to us: it would raise them once more at its end, as if it had been killed."""
+def _without_signal_handlers(kind: Any) -> Any:
+    """Disable uvicorn's signal handlers: it re-raises a signal after shutdown, so it would seem killed."""
 
     class Server(kind):  # type: ignore[misc]
         @contextmanager
@@ -164,13 +164,15 @@ def _quiet(kind: Any) -> Any:
 
 
 def parse_offers(offers: Sequence[str]) -> dict[str, str]:
-    """Spiders that submissions may name: NAME=FILE.py or NAME=FILE.py:Class, with whole paths."""
+    """Parse `--offer` options (NAME=FILE.py or NAME=FILE.py:Class) into names and absolute paths."""
     found: dict[str, str] = {}
     for offer in offers:
         name, equals, place = offer.partition("=")
         file, colon, kind = place.partition(".py:")
         path = Path(f"{file}.py" if colon else place).absolute()
         if not equals or not name or not path.is_file():
-            raise ConfigError(f"--offer {offer}: no such file", hint="write --offer NAME=FILE.py or NAME=FILE.py:Class")
+            raise ConfigError(
+                f"--offer {offer}: no such file", hint="use --offer NAME=FILE.py or --offer NAME=FILE.py:Class"
+            )
         found[name] = f"{path}:{kind}" if colon else str(path)
     return found

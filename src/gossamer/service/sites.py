@@ -1,4 +1,4 @@
-"""Endpoints of sites: lists, one site, and the map of its pages."""
+"""Endpoints of sites: the list, one site, and the map of sites by region."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from gossamer import urls
 from gossamer.engine.robots_txt import unpack
 from gossamer.frontier.placement import region_of
 from gossamer.jobs.job import Job
-from gossamer.service.monitor import WatchedJob
-from gossamer.service.routing import ApiRequest, Endpoint, Refused
+from gossamer.service.monitor import MonitoredJob
+from gossamer.service.routing import ApiError, ApiRequest, Endpoint
 from gossamer.service.schemas import (
-    AskMap,
-    AskSite,
-    AskSites,
+    MapQuery,
     MapRegion,
     Rest,
     RobotsView,
     SiteDetail,
     SiteMap,
+    SiteQuery,
     SiteRow,
     Sites,
+    SitesQuery,
+    SiteState,
     Square,
-    Standing,
 )
-from gossamer.service.state import ServiceState, cursor_of, position_of
+from gossamer.service.state import ServiceState, decode_cursor, encode_cursor
 from gossamer.service.statistics import SiteCounters
 
 MOST_SITES, MOST_REGIONS = 200, 40
 By = Literal["queued", "stored", "requests"]
 
 
-def drawn(job: str, rows: Sequence[SiteRow], *, by: By, total: int | None) -> SiteMap:
-    """At most 200 sites of each region, and 40 regions; those with most to show come first."""
+def site_map(job: str, rows: Sequence[SiteRow], *, by: By, total: int | None) -> SiteMap:
+    """Build the map: at most 200 sites per region and 40 regions, largest first."""
     regions: defaultdict[str, list[SiteRow]] = defaultdict(list)
     for row in rows:
         regions[row.region].append(row)
     largest = sorted(regions, key=lambda region: (-sum(_size(row, by) for row in regions[region]), region))
     for region in largest[MOST_REGIONS:]:
-        # They are too small to be seen beside the others; their sites are counted with those that were not looked at.
+        # Too small to be visible; their sites are counted as `unseen`.
         del regions[region]
     shown = sum(map(len, regions.values()))
     return SiteMap(
@@ -54,8 +54,8 @@ def drawn(job: str, rows: Sequence[SiteRow], *, by: By, total: int | None) -> Si
     )
 
 
-def standing(row: SiteRow) -> Standing:
-    """What a site does."""
+def site_state(row: SiteRow) -> SiteState:
+    """The state of a site."""
     if row.closed:
         return "closed"
     if row.hold > 0:
@@ -87,7 +87,7 @@ def _size(row: SiteRow, by: By) -> int:
 def _square(row: SiteRow) -> Square:
     return Square(
         site=row.site,
-        state=standing(row),
+        state=site_state(row),
         queued=row.queued or 0,
         stored=row.stored or 0,
         requests=row.requests,
@@ -104,42 +104,42 @@ Rules = Mapping[str, Sequence[str]]
 NO_RULES: Rules = MappingProxyType({})
 
 
-class SitesView:
-    """Handlers of sites."""
+class SiteEndpoints:
+    """Handlers of the endpoints about sites."""
 
     def __init__(self, service: ServiceState) -> None:
         self._service = service
 
     def endpoints(self) -> list[Endpoint]:
-        """The lines of the table."""
+        """The endpoints of this group."""
         fixed: dict[str, Any] = {"method": "GET", "tag": "fleet", "part": "tasks"}
         return [
-            Endpoint(path="/api/jobs/{job}/sites", handler=self.listed, query=AskSites, answer=Sites,
-                     summary="Sites: those with the most queued, and those that were asked lately.", **fixed),
-            Endpoint(path="/api/jobs/{job}/map", handler=self.map, query=AskMap, answer=SiteMap,
-                     summary="The sites by region, the largest one by one and the rest added up.", **fixed),
-            Endpoint(path="/api/jobs/{job}/site", handler=self.one, query=AskSite, answer=SiteDetail,
-                     summary="A site: its queue, delay, robots.txt, budget, and what it waits for.", **fixed),
+            Endpoint(path="/api/jobs/{job}/sites", handler=self.listed, query=SitesQuery, answer=Sites,
+                     summary="List sites: those with the longest queues and those with recent requests.", **fixed),
+            Endpoint(path="/api/jobs/{job}/map", handler=self.map, query=MapQuery, answer=SiteMap,
+                     summary="Sites by region: the largest individually, and totals of the rest.", **fixed),
+            Endpoint(path="/api/jobs/{job}/site", handler=self.one, query=SiteQuery, answer=SiteDetail,
+                     summary="Get a site: queue, delay, robots.txt, budget, and why it waits.", **fixed),
         ]  # fmt: skip
 
-    async def listed(self, asked: ApiRequest[AskSites, None]) -> Sites:
-        name, query = asked.path["job"], asked.query
-        watched = await self._service.watch.ask(name)
-        reached = await self._service.directory.reach(name)
+    async def listed(self, request: ApiRequest[SitesQuery, None]) -> Sites:
+        name, query = request.path["job"], request.query
+        watched = await self._service.monitor.get(name)
+        handle = await self._service.directory.open(name)
         if query.sort == "site" and query.order == "asc" and not query.find and not query.held:
-            return await self._every(watched, reached, query)
-        first = position_of(query.cursor, int, 0)
+            return await self._all_sites(watched, handle, query)
+        first = decode_cursor(query.cursor, int, 0)
         wanted = first + query.limit + 1 if query.sort == "queued" and query.order == "desc" else 0
         if not 0 <= first < _MOST:
-            raise Refused(
+            raise ApiError(
                 404,
-                f"only the first {_MOST:,} sites are sorted so",
-                hint="sort=site&order=asc goes through all of them; find=TEXT looks for one",
+                f"only the first {_MOST:,} sites can be listed in this order",
+                hint="use sort=site&order=asc to list all sites, or find=TEXT to search by name",
             )
-        known = await reached.sites(_MOST if query.find or query.held else min(_MOST, max(_LOOKED_AT, wanted)))
-        rows = self._rows(watched, reached, {str(site["site"]): site for site in known}, query.find.lower())
-        if query.find and not rows and (site := await reached.site(query.find.lower())) is not None:
-            rows = [_row(query.find.lower(), site, None, 0.0, reached.settings.regions)]
+        known = await handle.sites(_MOST if query.find or query.held else min(_MOST, max(_LOOKED_AT, wanted)))
+        rows = self._rows(watched, handle, {str(site["site"]): site for site in known}, query.find.lower())
+        if query.find and not rows and (site := await handle.site(query.find.lower())) is not None:
+            rows = [_row(query.find.lower(), site, None, 0.0, handle.settings.regions)]
         if query.held:
             rows = [row for row in rows if row.hold > 0 or row.closed]
         rows.sort(key=lambda row: (_key(row, query.sort), row.site), reverse=query.order == "desc")
@@ -150,54 +150,54 @@ class SitesView:
             total=watched.counts.sites if watched.counts is not None else None,
             looked_at=len(rows),
             sites=shown,
-            next=cursor_of(first + query.limit) if more else None,
+            next=encode_cursor(first + query.limit) if more else None,
         )
 
-    async def map(self, asked: ApiRequest[AskMap, None]) -> SiteMap:
-        name = asked.path["job"]
-        watched = await self._service.watch.ask(name)
-        reached = await self._service.directory.reach(name)
-        known = {str(site["site"]): site for site in await reached.sites(_LOOKED_AT)}
+    async def map(self, request: ApiRequest[MapQuery, None]) -> SiteMap:
+        name = request.path["job"]
+        watched = await self._service.monitor.get(name)
+        handle = await self._service.directory.open(name)
+        known = {str(site["site"]): site for site in await handle.sites(_LOOKED_AT)}
         total = watched.counts.sites if watched.counts is not None else None
-        return drawn(name, self._rows(watched, reached, known, ""), by=asked.query.by, total=total)
+        return site_map(name, self._rows(watched, handle, known, ""), by=request.query.by, total=total)
 
-    async def _every(self, watched: WatchedJob, reached: Job, query: AskSites) -> Sites:
-        """A page of all sites, as the frontier keeps them."""
+    async def _all_sites(self, watched: MonitoredJob, handle: Job, query: SitesQuery) -> Sites:
+        """One page of all sites, sorted by name."""
         try:
-            known, following = await reached.every_site(position_of(query.cursor, str, ""), query.limit)
+            known, following = await handle.every_site(decode_cursor(query.cursor, str, ""), query.limit)
         except (ValueError, IndexError, OverflowError):
-            raise Refused(404, "that cursor is not one of ours", hint="leave it out to begin anew") from None
-        now, tallies, rules = self._service.clock.epoch(), watched.tally.sites, reached.settings.regions
+            raise ApiError(404, "invalid cursor", hint="omit it to start from the first page") from None
+        now, tallies, rules = self._service.clock.epoch(), watched.tally.sites, handle.settings.regions
         return Sites(
             job=watched.name,
             total=watched.counts.sites if watched.counts is not None else None,
             looked_at=len(known),
             sites=[_row(str(site["site"]), site, tallies.get(str(site["site"])), now, rules) for site in known],
-            next=cursor_of(following) if following else None,
+            next=encode_cursor(following) if following else None,
         )
 
-    def _rows(self, watched: WatchedJob, reached: Job, known: Mapping[str, Known], find: str) -> list[SiteRow]:
-        now, tallies, rules = self._service.clock.epoch(), watched.tally.sites, reached.settings.regions
+    def _rows(self, watched: MonitoredJob, handle: Job, known: Mapping[str, Known], find: str) -> list[SiteRow]:
+        now, tallies, rules = self._service.clock.epoch(), watched.tally.sites, handle.settings.regions
         lately = reversed(tallies) if find else islice(reversed(tallies), _LOOKED_AT)
         names = [name for name in dict.fromkeys([*known, *lately]) if find in name]
         return [_row(name, known.get(name), tallies.get(name), now, rules) for name in names]
 
-    async def one(self, asked: ApiRequest[AskSite, None]) -> SiteDetail:
-        job = asked.path["job"]
-        watched = await self._service.watch.ask(job)
-        reached = await self._service.directory.reach(job)
-        url = urls.normal(f"http://{asked.query.site}/")
-        name = urls.site(url, by=reached.settings.site_by) if url is not None else asked.query.site
-        known = await reached.site(name)
-        if known is None and asked.query.site != name:
-            # A site may be on the usual port of https, which looks unusual in an address with http.
-            name, known = asked.query.site, await reached.site(asked.query.site)
+    async def one(self, request: ApiRequest[SiteQuery, None]) -> SiteDetail:
+        job = request.path["job"]
+        watched = await self._service.monitor.get(job)
+        handle = await self._service.directory.open(job)
+        url = urls.normal(f"http://{request.query.site}/")
+        name = urls.site(url, by=handle.settings.site_by) if url is not None else request.query.site
+        known = await handle.site(name)
+        if known is None and request.query.site != name:
+            # The site may be on port 443, which is not the default port of the http URL above.
+            name, known = request.query.site, await handle.site(request.query.site)
         tally = watched.tally.sites.get(name)
         if known is None:
-            raise Refused(404, f"{name[:300]} is no site of this job")
+            raise ApiError(404, f"this job has no site {name[:300]}")
         return SiteDetail(
             job=job,
-            row=_row(name, known, tally, self._service.clock.epoch(), reached.settings.regions),
+            row=_row(name, known, tally, self._service.clock.epoch(), handle.settings.regions),
             lanes=known.get("lanes"),
             budget=known.get("budget"),
             ready_in=known.get("ready_in"),
@@ -212,7 +212,7 @@ class SitesView:
 
 def _row(name: str, known: Known | None, tally: SiteCounters | None, now: float, rules: Rules = NO_RULES) -> SiteRow:
     about, seen = known or {}, tally or SiteCounters()
-    # An embedded frontier keeps no regions: there the rules alone say where a site belongs.
+    # An embedded frontier stores no regions: the rules determine them.
     region = about["region"] if "region" in about else region_of(rules, name)
     return SiteRow(
         site=name,
@@ -251,24 +251,24 @@ def _robots(origin: str, packed: bytes) -> RobotsView:
 
 
 def _reasons(known: Known) -> list[str]:
-    """What keeps a site from being asked, in words."""
+    """Sentences that explain why no request is sent to a site."""
     found: list[str] = []
     failures = known.get("memo", {}).get("failures", 0)
     if known.get("closed"):
-        found.append(f"It was given up: {known['closed']}.")
+        found.append(f"The site is closed: {known['closed']}.")
     robots = [unpack(bytes(packed)) for packed in known.get("robots", {}).values()]
     if any(one.kind == "unreachable" for one in robots):
-        found.append("Its robots.txt cannot be had, so nothing may be fetched for now.")
+        found.append("Its robots.txt is unreachable, so the crawler fetches nothing for now.")
     if (known.get("hold") or 0) > 0:
-        after = f" after {failures} fault{'s' * (failures != 1)} in a row" if failures else ""
-        found.append(f"It is left alone for {known['hold']:.0f} s more{after}.")
+        after = f" after {failures} consecutive error{'s' * (failures != 1)}" if failures else ""
+        found.append(f"It is on hold for another {known['hold']:.0f} s{after}.")
     if known.get("share_left") == 0:
-        found.append("It has had its share of the last fetches, and waits while other sites are ready.")
-    asked = max((one.rules.crawl_delay or 0.0 for one in robots), default=0.0)
-    if asked:
-        found.append(f"It asks for a delay of {asked:g} s in its robots.txt.")
+        found.append("It has reached its quota of recent fetches and waits while other sites are ready.")
+    crawl_delay = max((one.rules.crawl_delay or 0.0 for one in robots), default=0.0)
+    if crawl_delay:
+        found.append(f"Its robots.txt sets a Crawl-delay of {crawl_delay:g} s.")
     if known.get("workers"):
-        found.append(f"It is in the hands of {', '.join(str(one) or 'the crawl itself' for one in known['workers'])}.")
+        found.append(f"It is leased by {', '.join(str(one) or 'the crawl itself' for one in known['workers'])}.")
     elif (known.get("ready_in") or 0) > 0 and not found and known.get("queued"):
-        found.append(f"It may be asked again in {known['ready_in']:.1f} s.")
+        found.append(f"The next request is possible in {known['ready_in']:.1f} s.")
     return found

@@ -14,11 +14,11 @@ import msgspec
 from gossamer import job_folder
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
-from gossamer.service.directory import Directory
-from gossamer.service.events import Hub
-from gossamer.service.monitor import Watch
-from gossamer.service.routing import Part, Refused
-from gossamer.service.security import Doorkeeper
+from gossamer.service.directory import JobDirectory
+from gossamer.service.events import EventHub
+from gossamer.service.monitor import Monitor
+from gossamer.service.routing import ApiError, Part
+from gossamer.service.security import Authenticator
 from gossamer.settings import Settings
 
 _AT_ONCE, _WAITING = 2, 16
@@ -27,17 +27,17 @@ _Shape = TypeVar("_Shape")
 
 
 class ReadLimiter:
-    """A few at a time read whole files; more than some wait, and the rest is told to come back."""
+    """Limits concurrent reads of whole files: a few run, some wait, and further ones get 503 with Retry-After."""
 
     def __init__(self) -> None:
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for one's turn."""
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a free slot; ApiError 503 if too many wait already."""
         if self._waiting >= _WAITING:
-            raise Refused(503, "too many questions that read whole files at once", headers={"retry-after": "2"})
+            raise ApiError(503, "too many concurrent requests that read whole files", headers={"retry-after": "2"})
         self._waiting += 1
         try:
             async with self._gate:
@@ -46,30 +46,30 @@ class ReadLimiter:
             self._waiting -= 1
 
     async def read(self, work: Callable[[], Value]) -> Value:
-        """Read in a thread, in one's turn."""
-        async with self.turn():
+        """Run `work` in a thread once a slot is free."""
+        async with self.slot():
             return await asyncio.to_thread(work)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceState:
-    """One service."""
+    """State shared by the request handlers."""
 
-    directory: Directory
-    watch: Watch
-    hub: Hub
+    directory: JobDirectory
+    monitor: Monitor
+    hub: EventHub
     clock: Clock
-    doorkeeper: Doorkeeper
+    authenticator: Authenticator
     base: Settings
-    """The operator's settings, which every job that is submitted begins with."""
+    """The operator's settings: the defaults of every submitted job."""
     spiders: Mapping[str, str]
-    """Name -> the file that the operator offers by it."""
+    """Spider name -> its file, as offered with `--offer`."""
     only: Part = ""
     reading: ReadLimiter = field(default_factory=ReadLimiter)
 
 
-def sorted_out(given: Iterable[str]) -> tuple[list[str], list[str]]:
-    """URLs made normal, and the texts that are none."""
+def split_valid_urls(given: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Normalize URLs; returns the valid ones, and the texts that are not URLs."""
     good: list[str] = []
     bad: list[str] = []
     for text in given:
@@ -81,24 +81,24 @@ def sorted_out(given: Iterable[str]) -> tuple[list[str], list[str]]:
     return good, bad
 
 
-def one_url(text: str) -> str:
-    """A URL that is asked about, made normal."""
-    good, _ = sorted_out([text])
+def parse_url(text: str) -> str:
+    """Normalize the URL of a query; ApiError 404 if it is not one."""
+    good, _ = split_valid_urls([text])
     if not good:
-        raise Refused(404, "no job can know that URL", hint="a URL looks like https://example.com/page")
+        raise ApiError(404, "not a URL that a job can crawl", hint="write it as https://example.com/page")
     return good[0]
 
 
-def cursor_of(position: Any) -> str:
-    """A position as clients carry it."""
+def encode_cursor(position: Any) -> str:
+    """Encode a position as an opaque pagination cursor."""
     return urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
 
 
-def position_of(cursor: str | None, kind: type[_Shape], first: _Shape) -> _Shape:
-    """The position that a cursor stands for; the first where there is none."""
+def decode_cursor(cursor: str | None, kind: type[_Shape], first: _Shape) -> _Shape:
+    """Decode a pagination cursor; `first` if there is none, ApiError 404 if it is invalid."""
     if cursor is None:
         return first
     try:
         return msgspec.json.decode(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=kind)
     except (ValueError, msgspec.MsgspecError):
-        raise Refused(404, "that cursor is not one of ours", hint="leave it out to begin anew") from None
+        raise ApiError(404, "invalid cursor", hint="omit it to start from the first page") from None

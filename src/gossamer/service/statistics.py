@@ -16,8 +16,8 @@ from gossamer.redact import masked_url
 from gossamer.service.schemas import Example, Fault, Faults, Gap, Politeness, Series, Visit
 from gossamer.storage.request_log import Sent, is_too_short
 
-PACES = {1: 600, 10: 360, 60: 1440}
-"""Seconds a step -> how many steps are kept."""
+STEP_COUNTS = {1: 600, 10: 360, 60: 1440}
+"""Length of a step in seconds -> number of steps kept."""
 SUMS = (
     "pages", "bytes", "ok", "redirects", "client_errors", "server_errors", "faults", "skipped", "answers",
     "latency_sum",
@@ -28,7 +28,7 @@ _PLACES = {name: number for number, name in enumerate((*SUMS, *LEVELS))}
 
 
 class RingBuffer:
-    """Steps of one length. What is older than the ring is long has no place, and is not counted."""
+    """Fixed number of steps of one length; values older than the buffer are ignored."""
 
     def __init__(self, step: int, length: int) -> None:
         self._step = step
@@ -38,15 +38,15 @@ class RingBuffer:
         self._newest = -1
 
     def add(self, at: float, sums: Mapping[str, float]) -> None:
-        """Count something that happened at this time."""
+        """Add to the sums of the step at this time."""
         base = self._slot(at)
         if base is not None:
             for name, value in sums.items():
                 place = base + _PLACES[name]
                 self._values[place] = value if isnan(self._values[place]) else self._values[place] + value
 
-    def level(self, at: float, levels: Mapping[str, float]) -> None:
-        """Note how things stand at this time; the last note of a step counts."""
+    def set(self, at: float, levels: Mapping[str, float]) -> None:
+        """Set gauges of the step at this time; the last value of a step wins."""
         base = self._slot(at)
         if base is not None:
             for name, value in levels.items():
@@ -65,9 +65,9 @@ class RingBuffer:
         return base
 
     def read(self, now: float, steps: int, *, counted_since: float | None) -> tuple[float, Series]:
-        """The last steps that are whole, the oldest first, and when they begin.
+        """Return the start time and values of the last complete steps, oldest first.
 
-        From `counted_since` on a step in which nothing happened counts as 0; before that nothing is known."""
+        From `counted_since` on, a step without events is 0; before that it is unknown (None)."""
         last = int(now // self._step)
         first = last - min(steps, self._length - 1)
         columns: dict[str, list[float | None]] = {name: [] for name in (*SUMS, *LEVELS)}
@@ -91,26 +91,26 @@ class RingBuffer:
 
 
 class TimeSeries:
-    """The rings of one job, filled together."""
+    """Ring buffers of one job, one per step length."""
 
     def __init__(self) -> None:
-        self._rings = {step: RingBuffer(step, length) for step, length in PACES.items()}
+        self._rings = {step: RingBuffer(step, length) for step, length in STEP_COUNTS.items()}
         self.counted_since: float | None = None
 
     def add(self, at: float, sums: Mapping[str, float]) -> None:
-        """Count something that happened at this time."""
+        """Add to the sums of the step at this time."""
         self.counted_since = at if self.counted_since is None else min(at, self.counted_since)
         for ring in self._rings.values():
             ring.add(at, sums)
 
-    def level(self, at: float, levels: Mapping[str, float]) -> None:
-        """Note how things stand at this time."""
+    def set(self, at: float, levels: Mapping[str, float]) -> None:
+        """Set gauges at this time."""
         self.counted_since = at if self.counted_since is None else min(at, self.counted_since)
         for ring in self._rings.values():
-            ring.level(at, levels)
+            ring.set(at, levels)
 
     def read(self, step: int, now: float, steps: int) -> tuple[float, Series]:
-        """The last whole steps at this pace, and when they begin."""
+        """Return the start time and values of the last complete steps of this length."""
         return self._rings[step].read(now, steps, counted_since=self.counted_since)
 
 
@@ -124,7 +124,7 @@ _CLASSES = {2: "ok", 3: "redirects", 4: "client_errors", 5: "server_errors"}
 
 @dataclass(slots=True)
 class SiteCounters:
-    """The requests to one site."""
+    """Counters of the requests to one site."""
 
     requests: int = 0
     errors: int = 0
@@ -132,20 +132,20 @@ class SiteCounters:
     latency_sum: float = 0.0
     bytes: int = 0
     last_at: float = 0.0
-    rested_from: float = 0.0
-    """When the last answer came, from which the delay counts."""
+    idle_since: float = 0.0
+    """Time of the last response, from which the delay counts."""
     weight: float = 0.0
     recent: list[Visit] = field(default_factory=list)
 
     def rate(self, now: float) -> float:
-        """Requests a second of late, old ones counting less and less."""
-        faded: float = self.weight * 0.5 ** ((now - self.last_at) / _HALF_LIFE_SECONDS)
-        return faded * 0.693 / _HALF_LIFE_SECONDS
+        """Recent requests per second, exponentially decayed."""
+        decayed: float = self.weight * 0.5 ** ((now - self.last_at) / _HALF_LIFE_SECONDS)
+        return decayed * 0.693 / _HALF_LIFE_SECONDS
 
 
 @dataclass(slots=True)
-class FaultTally:
-    """One kind of failure."""
+class FaultCounters:
+    """Counters of one kind of error."""
 
     first_at: float
     count: int = 0
@@ -155,7 +155,7 @@ class FaultTally:
 
 
 class JobCounters:
-    """Counts the steps of a trail."""
+    """Counters over the request log of a job."""
 
     def __init__(self, past: TimeSeries, *, site_by: str = "host") -> None:
         self._past = past
@@ -167,22 +167,22 @@ class JobCounters:
         self.classes: Counter[str] = Counter()
         self.cut = CutTally()
         self.since: float | None = None
-        self._faults: dict[str, FaultTally] = {}
+        self._faults: dict[str, FaultCounters] = {}
         self._gaps = [0] * len(BARS)
         self._counted = self.too_short = 0
         self._shortest: float | None = None
-        self._hasty: deque[Example] = deque(maxlen=_MOST_EXAMPLES)
+        self._too_short_examples: deque[Example] = deque(maxlen=_MOST_EXAMPLES)
 
-    def saw(self, steps: Iterable[Sent]) -> None:
-        """Count these, which are in the order of time."""
-        # Rings have no finer steps than a second: what happened in one goes to them together.
+    def update(self, steps: Iterable[Sent]) -> None:
+        """Count these requests, which are sorted by time."""
+        # The finest step of the time series is a second, so requests are added per second.
         seconds: defaultdict[int, Counter[str]] = defaultdict(Counter)
         for sent in steps:
-            self._saw(sent, seconds[int(sent.step.at)])
+            self._add(sent, seconds[int(sent.step.at)])
         for second, sums in seconds.items():
             self._past.add(second, sums)
 
-    def _saw(self, sent: Sent, sums: Counter[str]) -> None:
+    def _add(self, sent: Sent, sums: Counter[str]) -> None:
         step = sent.step
         self.since = step.at if self.since is None else min(self.since, step.at)
         if step.skipped:
@@ -194,7 +194,7 @@ class JobCounters:
         kind = _CLASSES.get(step.status // 100, "faults") if step.status else "faults"
         sums[kind] += 1
         sums["bytes"] += step.bytes
-        # robots.txt is not a page, and would make a crawl look quicker than it is.
+        # robots.txt does not count as a page.
         if not step.url.endswith("/robots.txt"):
             sums["pages"] += 1
             self.pages += 1
@@ -210,7 +210,7 @@ class JobCounters:
         self.classes[kind] += 1
         self.workers[sent.worker] += 1
         if sent.was_sent:
-            self._rested(name, site, sent)
+            self._add_interval(name, site, sent)
         site.requests += 1
         site.bytes += step.bytes
         if step.at >= site.last_at:
@@ -218,7 +218,7 @@ class JobCounters:
             site.last_at = step.at
         if kind in ("client_errors", "server_errors", "faults"):
             site.errors += 1
-            self._failed(name, sent)
+            self._add_error(name, sent)
         visit = Visit(
             url=masked_url(step.url),
             at=step.at,
@@ -237,30 +237,30 @@ class JobCounters:
         if site is None:
             site = self.sites[name] = SiteCounters()
             if len(self.sites) > _MOST_SITES:
-                # The one that has been quiet for longest.
+                # Drop the least recently used site.
                 self.sites.popitem(last=False)
         else:
             self.sites.move_to_end(name)
         return site
 
-    def _rested(self, name: str, site: SiteCounters, sent: Sent) -> None:
+    def _add_interval(self, name: str, site: SiteCounters, sent: Sent) -> None:
         step = sent.step
-        rest = step.at - site.rested_from if step.rest is None else step.rest
-        if (site.rested_from or step.rest is not None) and step.lanes == 1 and rest > -0.5:
+        rest = step.at - site.idle_since if step.rest is None else step.rest
+        if (site.idle_since or step.rest is not None) and step.lanes == 1 and rest > -0.5:
             self._counted += 1
             self._gaps[bisect_right(BARS, max(0.0, rest)) - 1] += 1
             self._shortest = rest if self._shortest is None else min(self._shortest, rest)
             if is_too_short(step, rest):
                 self.too_short += 1
-                self._hasty.append(_example(name, sent))
-        site.rested_from = max(site.rested_from, step.at + step.latency)
+                self._too_short_examples.append(_example(name, sent))
+        site.idle_since = max(site.idle_since, step.at + step.latency)
 
-    def _failed(self, name: str, sent: Sent) -> None:
+    def _add_error(self, name: str, sent: Sent) -> None:
         step = sent.step
         kind = step.error or f"http-{step.status}"
         if kind not in self._faults and len(self._faults) >= _MOST_KINDS:
             kind = "other"
-        fault = self._faults.setdefault(kind, FaultTally(step.at))
+        fault = self._faults.setdefault(kind, FaultCounters(step.at))
         fault.count += 1
         fault.last_at = max(fault.last_at, step.at)
         fault.examples.appendleft(_example(name, sent))
@@ -269,7 +269,7 @@ class JobCounters:
             fault.sites = Counter(dict(fault.sites.most_common(_MOST_FAULTY // 2)))
 
     def faults(self, job: str) -> Faults:
-        """What went wrong, the most frequent first."""
+        """Errors by kind, most frequent first."""
         ordered = sorted(self._faults.items(), key=lambda item: -item[1].count)
         return Faults(
             job=job,
@@ -291,7 +291,7 @@ class JobCounters:
         )
 
     def politeness(self, job: str) -> Politeness:
-        """How long sites were left in peace."""
+        """Histogram of the intervals between requests to the same site."""
         return Politeness(
             job=job,
             since=self.since,
@@ -299,7 +299,7 @@ class JobCounters:
             shortest=None if self._shortest is None else round(max(0.0, self._shortest), 3),
             counted=self._counted,
             too_short=self.too_short,
-            examples=list(self._hasty),
+            examples=list(self._too_short_examples),
         )
 
 
