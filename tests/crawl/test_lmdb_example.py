@@ -80,7 +80,7 @@ def test_without_the_package_its_address_is_a_mistake(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "gossamer", "crawl", "http://a.test", "--job", str(tmp_path / "job")]
     done = run([*words, "--frontier", f"lmdb:{tmp_path}"], environment())
     assert done.returncode == 2
-    assert "there is no such frontier" in done.stderr
+    assert "unknown frontier" in done.stderr
 
 
 def has_grown(path: Path, size: int) -> bool:

@@ -155,7 +155,7 @@ def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> N
 def test_a_job_that_is_not_there_and_a_handle_that_is_forgotten(web: SimWeb, tmp_path: Path) -> None:
     with pytest.raises(gossamer.ConfigError, match="there is no job"):
         gossamer.open_job(f"{tmp_path}/none").state()
-    with pytest.raises(gossamer.ConfigError, match="there is no such frontier"):
+    with pytest.raises(gossamer.ConfigError, match="unknown frontier"):
         gossamer.open_job("x", "cassandra:").state()
     gc.collect()
     job = crawled(tmp_path / "job", web)

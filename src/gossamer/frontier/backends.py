@@ -1,10 +1,10 @@
 """The registry of frontier backends: the only module that compares the schemes of addresses.
 
-An address names its backend by its scheme, as in `redis://host:6379/0`. Installed packages add theirs in the entry
+An address names its backend by its scheme, as in `redis://host:6379/0`. Installed packages register theirs in the entry
 point group `gossamer.frontiers`: the name of the entry point is the scheme, its value a `FleetBackend` or an
-`OwnedBackend`. Commands ask here and then talk to the backend; they never look at the scheme themselves, so that a
-backend of another package works wherever ours do. A backend's module is imported when one of its addresses is used:
-starting a local crawl loads no database driver."""
+`OwnedBackend`. Commands find the backend here and never compare schemes themselves, so a backend of another package
+works everywhere. A backend's module is imported when one of its addresses is used: a local crawl loads no database
+driver."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ _OURS = {
     "mariadb://": _MYSQL,
     "folder:/": "gossamer.frontier.folder:FOLDER",
 }
-"""How an address begins -> the backend, as module and name."""
+"""Maps the start of an address to the module and name of its backend."""
 
 
 def backend_of(url: str) -> Backend:
-    """The backend of an address; ConfigError that lists all forms if there is none. Empty means the embedded one."""
+    """Return the backend of an address; ConfigError with all forms if there is none.
+
+    Empty means the embedded backend."""
     found = find_backend(url or "sqlite:")
     if found is None:
         raise _unknown(url)
@@ -54,7 +56,7 @@ def backend_of(url: str) -> Backend:
 
 
 def find_backend(url: str) -> Backend | None:
-    """The backend of an address; None if no backend has its scheme."""
+    """Return the backend of an address; None if no backend has its scheme."""
     if url == "sqlite":
         url = "sqlite:"
     code = next((code for start, code in _OURS.items() if url.startswith(start)), "")
@@ -67,30 +69,28 @@ def find_backend(url: str) -> Backend | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is meant as a frontier's address, and not as a job's name or folder."""
+    """Return whether a text is meant as a frontier's address, and not as a job's name or folder."""
     scheme, colon, _ = text.partition(":")
     known = {start.partition(":")[0] for start in _OURS}
     return "://" in text or (bool(colon) and (scheme in known or find_backend(text) is not None))
 
 
 def is_fleet(url: str) -> bool:
-    """Whether workers on many machines share the frontier at the address that a command was given.
+    """Return whether workers on many machines share the frontier at an address given to a command.
 
     ConfigError for `sqlite:/...`: commands name an embedded job by its folder."""
     if url.startswith("sqlite:/"):
-        raise ConfigError(
-            f"{url}: there is no such frontier for commands", hint=f"name the job's folder: --job {url[7:]}"
-        )
+        raise ConfigError(f"{url}: not a frontier address for commands", hint=f"name the job's folder: --job {url[7:]}")
     return backend_of(url).is_shared
 
 
 def is_in_memory(url: str) -> bool:
-    """Whether a job at this address ends with its process."""
+    """Return whether a job at this address ends with its process."""
     return url.startswith("memory:")
 
 
 def fleet_backend(url: str) -> FleetBackend:
-    """The backend of an address that workers share; ConfigError if its jobs have one owner."""
+    """Return the backend of an address that workers share; ConfigError if its jobs have one owner."""
     found = backend_of(url)
     if not found.is_shared:
         raise ConfigError(
@@ -101,58 +101,58 @@ def fleet_backend(url: str) -> FleetBackend:
 
 
 def owned_backend(url: str) -> OwnedBackend:
-    """The backend of an address whose jobs have one owner; ConfigError if workers share it."""
+    """Return the backend of an address whose jobs have one owner; ConfigError if workers share it."""
     found = backend_of(url)
     if found.is_shared:
-        raise ConfigError(f"{masked_address(url)} is shared by workers, and has no owner")
+        raise ConfigError(f"{masked_address(url)} is shared by workers and has no owner process")
     return cast(OwnedBackend, found)
 
 
 def owned_url(url: str, folder: Path) -> str:
-    """The address of an owned job's frontier: by default the file in its folder."""
+    """Return the address of an owned job's frontier: by default, the file in the job's folder."""
     return f"sqlite:{folder}" if url in _HERE else url
 
 
 def is_foreign(url: str) -> bool:
-    """Whether the address is of an owned backend that keeps jobs neither in their folders nor in memory."""
+    """Return whether an owned backend at this address stores jobs elsewhere than in their folders or in memory."""
     return url not in _HERE and not url.startswith(("sqlite:", "memory:")) and not backend_of(url).is_shared
 
 
 async def open_fleet(url: str, job: str, *, worker: str = "", region: str = "", shards: str = "") -> FleetFrontier:
-    """Join a job that workers share at this address; JobMissing if it is not there.
+    """Join a job that workers share at this address; JobMissing if it does not exist.
 
-    `region` is the worker's own, and so is its part of the `shards`."""
+    `region` and `shards` are the worker's own."""
     return await fleet_backend(url).open(url, job, _opener(worker, region, shards))
 
 
 async def create_fleet(
     url: str, job: str, settings: Settings, *, worker: str = "", region: str = "", shards: str = ""
 ) -> FleetFrontier:
-    """Join a job, made with these settings if it is not there; these are its settings from now on.
+    """Join a job, created with these settings if it does not exist; an existing job gets these settings.
 
-    How many `shards` there are is fixed when a job is made."""
+    The number of `shards` is fixed when a job is created."""
     return await fleet_backend(url).create(url, job, settings, _opener(worker, region, shards))
 
 
 async def list_jobs(url: str) -> list[str]:
-    """The names of the jobs at this address, in order, a thousand at most."""
+    """Return the names of at most a thousand jobs at this address, sorted."""
     return await backend_of(url).list_jobs(url)
 
 
 async def remove_job(url: str, job: str) -> bool:
-    """Delete a job that nobody works on any more; whether it was there. The results of its workers are not touched.
+    """Delete a job that no worker uses any more; return whether it existed. Results are not deleted.
 
-    This cannot be undone: ask first, or remove only what you made."""
+    This cannot be undone."""
     return await backend_of(url).remove(url, job)
 
 
 def check(url: str, *, clock: Clock, forget_seconds: float = Settings().forget_seconds) -> AsyncIterator[Finding]:
-    """Check the stores at this address before a job uses them: findings that are good, weak or bad."""
+    """Check the stores at this address before a job uses them; yield good, weak, and bad findings."""
     return backend_of(url).check(url, clock=clock, forget_seconds=forget_seconds)
 
 
 def ability(url: str, kind: type[Ability], verb: str) -> Ability:
-    """The backend of an address as a protocol that only some implement; ConfigError that names those that do."""
+    """Return a backend that implements an optional protocol; ConfigError that names the backends that do."""
     found = backend_of(url)
     if isinstance(found, kind):
         return found
@@ -196,5 +196,5 @@ def _unknown(url: str) -> ConfigError:
     meant = f"did you mean {starts[close[0]]}? " if close else ""
     forms = ["sqlite", *dict.fromkeys(form for code in dict.fromkeys(_OURS.values()) for form in _load(code).forms)]
     return ConfigError(
-        f"{masked_address(url)}: there is no such frontier", hint=f"{meant}there are {', '.join([*forms, *offered])}"
+        f"{masked_address(url)}: unknown frontier", hint=f"{meant}there are {', '.join([*forms, *offered])}"
     )

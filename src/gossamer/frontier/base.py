@@ -1,13 +1,13 @@
-"""The frontier's interface: leases are on sites, and a URL does not move until it is done.
+"""The frontier interface: workers lease sites, and a URL keeps its place until it is finished.
 
-A frontier knows the URLs of a job, decides which site may be fetched when, and records what became of each URL. The
-engine sees `Frontier` only; people and services use `Control`. A job's frontier either has one owner process
-(`OwnedFrontier`) or is shared by workers on many machines (`FleetFrontier`), and a `Backend` opens it. `Shard` is what
-a frontier of several stores is made of (`sharded`).
+A frontier stores the URLs of a job, decides which site may be fetched when, and records the outcome of each URL. The
+engine uses `Frontier` only; commands and services use `Control`. A job's frontier either has one owner process
+(`OwnedFrontier`) or is shared by workers on many machines (`FleetFrontier`). A `Backend` opens it. A frontier over
+several stores consists of `Shard` objects (see `sharded`).
 
-A worker that dies, is suspended, or loses its connection never has to report that. Its leases have tokens and ends:
-after the end somebody else gets the work, and an outcome with an old token changes nothing. Every call may therefore be
-repeated after an error, and `docs/explanation/promises.md` says where each backend keeps each promise."""
+A worker that dies, is suspended, or loses its connection does not have to report that. Its leases have tokens and
+expire: another worker then gets the work, and an outcome with an old token changes nothing. Callers may therefore
+repeat any call after an error. `docs/explanation/promises.md` lists where each backend keeps each promise."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 
 class Frontier(Protocol):
-    """What the engine needs of a frontier. Only durations cross it; time is the store's own.
+    """What the engine needs of a frontier. Callers pass durations only; the store's clock decides about time.
 
     P1  A key is queued at most once at a time, and done once unless it is revisited.
     P2  A lane has one holder, and no other lane gets the keys of its batch.
-    P3  An outcome and its links land together or not at all; repeating an applied `complete` is not an error.
+    P3  An outcome and its links are committed together or not at all; repeating an applied `complete` is not an error.
     P4  A stale token changes nothing and is counted; tokens only grow.
     P5  On a one-lane site the delay holds over all workers, also just after a crash.
     P6  `finished` is never true while a request is queued, delayed, held or leased.
-    P7  What has returned survives `kill -9` (except in `memory:`).
+    P7  What a call has returned survives `kill -9` (except in `memory:`).
     P8  Any number of processes may use it.
-    P9  Work that was lost with its worker is handed out again within lease time + delay.
-    P10 A request that keeps killing its workers is isolated, then parked.
+    P9  Work that was lost with its worker is leased again within lease time + delay.
+    P10 A request that repeatedly kills its workers is isolated, then parked.
     """
 
     async def add(self, requests: Sequence[Request]) -> int:
@@ -81,61 +81,62 @@ class Frontier(Protocol):
         ...
 
     async def idle(self, grant: Grant) -> None:
-        """Return when something may have become due: after `grant.wait` at the latest, sooner when there is news."""
+        """Wait until something may be due: at most `grant.wait` seconds, less if the store has news."""
         ...
 
     async def counts(self) -> Counts:
-        """The counts of the job; writes nothing."""
+        """Return the counts of the job; writes nothing."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connection to the store. Leases that are still held end as if their holder had died."""
+        """Close the connection to the store. Leases that are still held expire like those of a dead worker."""
         ...
 
 
 class Control(Protocol):
-    """How people and services control a job and look into it."""
+    """Controls a job, and looks up its sites and URLs."""
 
     async def steer(self, job: JobState) -> None:
         """Pause ('paused'), resume ('running') or stop ('stopping') the job."""
         ...
 
     async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
-        """Everything known of one URL; None if it was never seen. `key_of` computes the job's keys.
+        """Return everything that is stored about one URL; None if it was never seen. `key_of` computes the job's keys.
 
-        `url`, `key`, `site` and `state` (queued, leased, delayed, done, failed, skipped, parked, or known, where no
-        more is stored of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,
-        `referrer`, `code`, `reason`, `finished_at`; `worker` and `lease_ends_in` of a leased one; `due_in`, the
-        seconds to the next try or visit; `visit`, what the last one left behind."""
+        `url`, `key`, `site`, and `state` are always present. `state` is queued, leased, delayed, done, failed, skipped,
+        parked, or known (the URL is finished, and the store has no more than its key). Other fields are present where
+        they are known: `depth`, `priority`, `tries`, `referrer`, `code`, `reason`, and `finished_at`; `worker` and
+        `lease_ends_in` of a leased URL; `due_in`, the seconds to the next try or visit; and `visit`, the state stored
+        by the last visit."""
         ...
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
-        """Everything known of one site; None if it was never seen.
+        """Return everything that is stored about one site; None if it was never seen.
 
-        `site`, `queued`, `delay`, `hold`, `closed`, `robots` and `memo`, as leases have them. Where they are known:
-        `lanes`, `stored`, `budget`, `workers` that have a lane of it, `ready_in`, the seconds until one can be leased
-        if something is due, and `share_left`, what is left to it of its quota."""
+        `site`, `queued`, `delay`, `hold`, `closed`, `robots`, and `memo` are as in leases. Other fields are present
+        where they are known: `lanes`, `stored`, `budget`, `workers` (those that hold a lane of the site), `ready_in`
+        (the seconds until a lane can be leased if something is due), and `share_left` (the rest of the site's quota).
+        """
         ...
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
-        """The sites with the most queued requests, with their delay, hold and reasons."""
+        """Return the sites with the most queued requests, with their delay, hold, and reasons."""
         ...
 
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
-        """All sites, page by page, in the store's own order: about `limit` of them, and the next cursor, if any.
+        """Return about `limit` sites in the store's own order, and the cursor for the next page, if any.
 
         A site that exists during the whole listing is returned at least once; its queue is not always counted."""
         ...
 
 
 class JobFrontier(Frontier, Control, Protocol):
-    """The frontier of one job: what every backend opens. The job's secret, which keys URLs, lives in it."""
+    """The frontier of one job, as every backend opens it. It stores the job's secret, from which keys are computed."""
 
     secret: bytes
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back the leases of a dead worker at once, and return how many. `blamed` are the keys that it was
-        handling."""
+        """Take back the leases of a dead worker at once, and return how many. `blamed` are the keys it was handling."""
         ...
 
 
@@ -143,24 +144,25 @@ class JobFrontier(Frontier, Control, Protocol):
 class OwnedFrontier(JobFrontier, Protocol):
     """A frontier with one owner process on this machine, which also writes the job's output files.
 
-    Workers reach it through their owner. It commits outcomes and the lengths of the output files (`marks`) together, so
-    a page is stored exactly once, whatever is killed. `EmbeddedFrontier` over a `Journal` of your own is one."""
+    Workers reach it through their owner. It commits outcomes together with the lengths of the output files (`marks`),
+    so each page is stored exactly once, even if processes are killed. `EmbeddedFrontier` over a `Journal` of your own
+    is one."""
 
     marks: dict[str, int]
 
     async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant:
-        """As every frontier does, for one of the owner's workers."""
+        """Lease lanes as every frontier does, for one of the owner's workers."""
         ...
 
     @property
     def state(self) -> JobState:
-        """Whether the job is running, paused, stopping or finished."""
+        """Return whether the job is running, paused, stopping, or finished."""
         ...
 
     def settling(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = ()
     ) -> AbstractAsyncContextManager[Settlement]:
-        """Outcomes whose leases stay theirs until the block ends; they are committed by the settlement's `commit`."""
+        """Check outcomes and pin their leases until the block ends; the settlement's `commit` commits them."""
         ...
 
     async def blame(self, keys: Sequence[int]) -> None:
@@ -168,26 +170,28 @@ class OwnedFrontier(JobFrontier, Protocol):
         ...
 
     async def limit(self, settings: Settings) -> None:
-        """Continue with these settings, which differ from the last ones in limits and delays only."""
+        """Apply these settings, which differ from the current ones in limits and delays only."""
         ...
 
     def lanes(self) -> RegionView:
-        """Lanes and sites at this moment, as for a region of a fleet."""
+        """Count lanes and sites at this moment, as for a region of a fleet."""
         ...
 
     def unknown(self, keys: Iterable[int]) -> set[int]:
-        """Those of these keys that the frontier has never seen."""
+        """Return those of these keys that the frontier has never seen."""
         ...
 
 
 class FleetFrontier(JobFrontier, Protocol):
-    """A frontier that workers on many machines share; the job's settings live in it."""
+    """A frontier that workers on many machines share. It stores the job's settings."""
 
     settings: Settings
 
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
-        """As `Frontier.lease`. `also` are regions without a live worker, from which this one leases besides its own; it
-        is passed only if there are any."""
+        """Lease lanes as `Frontier.lease` does.
+
+        `also` names regions without a live worker, from which this worker leases in addition to its own region. The
+        engine passes it only if there are any."""
         ...
 
     async def beat(self, pulse: Heartbeat) -> None:
@@ -195,81 +199,83 @@ class FleetFrontier(JobFrontier, Protocol):
         ...
 
     async def refresh(self) -> None:
-        """Read the job's settings again: its limits may have changed while it runs."""
+        """Read the job's settings again: its limits may have changed while the job runs."""
         ...
 
     async def workers(self) -> list[Heartbeat]:
-        """The last heartbeat of every worker that sent one within the last ten minutes."""
+        """Return the last heartbeat of every worker that sent one within the last ten minutes."""
         ...
 
     async def shards(self) -> list[ShardView]:
-        """Every shard, with its server, counts and regions."""
+        """Return every shard with its server, counts, and regions."""
         ...
 
 
 class Opener(NamedTuple):
-    """The worker that opens a frontier. Nothing of it is needed to look at a job, or to add to it."""
+    """The worker that opens a frontier. To look at a job, or to add URLs to it, no field is needed."""
 
     worker: str = ""
     """The worker's name, unique in the job."""
     region: str = ""
-    """The region from which it leases."""
+    """The region whose sites it leases."""
     shards: str = ""
-    """Its part of the shards, as `0-3/8`; when the job is made, how many there are."""
+    """Its part of the shards, as in `0-3/8`; when the job is created, the number of shards."""
 
 
 class Meter(Protocol):
-    """Measures one store."""
+    """Measures the size and CPU time of one store."""
 
     async def weight(self) -> float:
-        """Bytes that it holds of all jobs."""
+        """Return the bytes that the store holds for all jobs."""
         ...
 
     async def cpu_seconds(self) -> float | None:
-        """CPU time that it has used since it started; None if it cannot say."""
+        """Return the CPU time that the store has used since it started; None if it does not report it."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class Backend(Protocol):
-    """One kind of frontier: everything that depends on the kind is a method or attribute here.
+    """One kind of frontier: methods and attributes cover everything that depends on the kind.
 
-    There is one value for each kind; `backends.backend_of` finds it by the scheme of an address. It imports its driver
-    when a method is called, not before. A class of another package inherits from `FleetBackend` or `OwnedBackend`,
-    which have defaults for what not every store has, and is named in the entry point group `gossamer.frontiers`."""
+    There is one object for each kind, and `backends.backend_of` finds it by the scheme of an address. A backend imports
+    its driver when a method is called, not before. A class in another package inherits from `FleetBackend` or
+    `OwnedBackend`, which have defaults for what not every store offers, and is registered in the entry point group
+    `gossamer.frontiers`."""
 
     name: str
-    """Its name in figures and messages: `redis`."""
+    """The name of the backend in benchmarks and messages, as in `redis`."""
     forms: tuple[str, ...]
-    """Forms of its addresses, for hints: `redis://host:6379/0`."""
+    """Forms of its addresses, for hints, as in `redis://host:6379/0`."""
     is_shared: bool
     """Whether workers on many machines share a job (`FleetBackend`), or one process owns it (`OwnedBackend`)."""
     keeps_in_memory: bool = False
-    """Whether `Backend.meter` measures memory, and not space on a disk."""
+    """Whether `Backend.meter` measures memory instead of disk space."""
     knows_all_keys: bool = True
-    """Whether a key can be looked up without its site; a folder's shards know their own sites only."""
+    """Whether a key can be looked up without its site. A folder's shards store the keys of their own sites only."""
 
     async def list_jobs(self, url: str) -> list[str]:
-        """The names of the jobs at this address, in order, a thousand at most."""
+        """Return the names of at most a thousand jobs at this address, sorted."""
         ...
 
     async def remove(self, url: str, job: str) -> bool:
-        """Delete a job that no worker uses any more; whether it was there. Results are not touched.
+        """Delete a job that no worker uses any more; return whether it existed. Results are not deleted.
 
-        It may be interrupted, and called again until it returns."""
+        The call may be interrupted and repeated until it returns."""
         ...
 
     def check(self, url: str, *, clock: Clock, forget_seconds: float) -> AsyncIterator[Finding]:
-        """Whether the store can be reached, is in step with our clock, and keeps what it acknowledges."""
+        """Check that the store is reachable, that its clock agrees with ours, and that it keeps what it
+        acknowledges."""
         return _unchecked(self)
 
     def results_folder(self, url: str, job: str) -> Path | None:
-        """Where the job's workers store pages unless a sink says otherwise; None where the store is no folder."""
+        """Return the folder where workers store pages unless a sink is set; None where the store is no folder."""
         return None
 
     def meter(self, url: str) -> Meter:
-        """A meter for the store at this address."""
+        """Return a meter for the store at this address."""
         return _Unmetered()
 
 
@@ -279,52 +285,53 @@ class FleetBackend(Backend, Protocol):
     is_shared: bool = True
 
     async def open(self, url: str, job: str, by: Opener) -> FleetFrontier:
-        """Join a job; JobMissing if it is not there."""
+        """Join a job; JobMissing if it does not exist."""
         ...
 
     async def create(self, url: str, job: str, settings: Settings, by: Opener) -> FleetFrontier:
-        """Join a job, made with these settings if it is not there; these are its settings from now on.
+        """Join a job, created with these settings if it does not exist; an existing job gets these settings.
 
-        Any number of machines may create one job at once, and get the same one."""
+        Any number of machines may create one job at once, and all get the same one."""
         ...
 
 
 class OwnedBackend(Backend, Protocol):
-    """A backend whose jobs have one owner process on this machine at a time; its workers ask the owner."""
+    """A backend whose jobs have one owner process on this machine at a time; its workers call the owner."""
 
     is_shared: bool = False
 
     def settings(self, url: str, job: str) -> Settings | None:
-        """The settings that a job was last created with, without owning it; None if it is not there."""
+        """Return the settings of a job without owning it; None if it does not exist."""
         ...
 
     async def open(self, url: str, job: str, *, clock: Clock) -> OwnedFrontier:
-        """Own a job with the settings that it was created with; JobMissing if it is not there, Held if it is owned."""
+        """Own an existing job with its stored settings; JobMissing if it does not exist, Held if another process owns
+        it."""
         ...
 
     async def create(self, url: str, job: str, settings: Settings, *, clock: Clock) -> OwnedFrontier:
-        """Own a job, made if it is not there; these are its settings from now on. Held if another process owns it."""
+        """Own a job, created if it does not exist, and apply these settings; Held if another process owns it."""
         ...
 
 
 class ShardMove(NamedTuple):
-    """A shard that is on its server now, and what had to be brought there."""
+    """A shard that is on its server now, and what was copied there."""
 
     shard: int
     source: str
     target: str
     size: str
-    """For people: `1,200 keys`."""
+    """A text for people, as in `1,200 keys`."""
 
 
 @runtime_checkable
 class MovesShards(Protocol):
-    """A backend whose jobs can be spread over other servers while they run."""
+    """A backend whose jobs can be moved to other servers while they run."""
 
     def move_shards(self, url: str, job: str) -> AsyncIterator[ShardMove]:
-        """Move every shard to its server among those of this address, and yield where each is.
+        """Move every shard to its server among those of this address, and yield the place of each.
 
-        It ends when no server can forget any more that they have moved. It may be interrupted and called again."""
+        It ends when no server can forget any more that the shards have moved. It may be interrupted and repeated."""
         ...
 
 
@@ -333,7 +340,7 @@ class Compacts(Protocol):
     """A backend that keeps rows of finished URLs, which can be deleted."""
 
     async def compact(self, url: str, job: str, *, older_than_seconds: float) -> int:
-        """Delete the rows of URLs that were finished that long ago; how many. Their keys stay known."""
+        """Delete the rows of URLs that were finished that long ago; return how many. Their keys stay known."""
         ...
 
 
@@ -353,15 +360,16 @@ class _Unmetered:
 
 
 SKEW_SECONDS = 1.0
-"""Leases go by the store's clock alone; more than this only makes times in records hard to compare."""
+"""Leases use the store's clock alone. A larger difference only makes times in records hard to compare."""
 
 
 async def skew(clock: Clock, ask: Callable[[], Awaitable[float]]) -> Finding:
-    """How far the store's clock, which `ask` reads, is from this machine's."""
+    """Report the difference between the store's clock, which `ask` reads, and the clock of this machine."""
     before = clock.epoch()
     there = await ask()
     after = clock.epoch()
-    # The answer is from some moment in between: only a difference beyond that is certain.
+    # The store read its clock at some moment between the two readings: only a difference beyond that interval is
+    # certain.
     skew = 0.0 if before <= there <= after else there - (before if there < before else after)
     if abs(skew) <= SKEW_SECONDS:
         return Finding(
@@ -373,33 +381,33 @@ async def skew(clock: Clock, ask: Callable[[], Awaitable[float]]) -> Finding:
 
 
 class ShardGrant(NamedTuple):
-    """The answer to `lease_shard`: the grant, and what the shard saw."""
+    """The result of `lease_shard`: the grant, and what the shard observed."""
 
     grant: Grant
     lost: int = 0
-    """Requests of the shard that were lost with a worker: where there are none, it has no suspects."""
+    """Requests of the shard that were lost with a worker. A shard without any has no suspects."""
     passed_over: int = 0
     """Lanes or sites that were ready and not leased, because they are over their quota."""
     handed_out: int = 0
-    """Requests that the shard has handed out since the job began."""
+    """Requests that the shard has leased out since the job began."""
 
 
 class Shard(FleetFrontier, Protocol):
-    """One shard of a fleet's frontier, with its part of what the whole job may store, and its outbox."""
+    """One shard of a fleet's frontier, with its part of the job's page limit, and its outbox."""
 
     @property
     def server(self) -> str:
-        """The name of the server that has the shard, as far as is known: its shards forget together."""
+        """The name of the server that has the shard, as far as it is known: shards of one server lose data together."""
         ...
 
     async def run(self) -> str:
-        """The run of that server: another text after every moment at which it may have forgotten something.
+        """Return the run of that server: the text changes whenever the server may have forgotten something.
 
-        The same text for all its shards, and for all workers. It has no white space."""
+        All shards of a server and all workers see the same text. It contains no white space."""
         ...
 
     async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
-        """As `add`, with the run of the server that acknowledged it."""
+        """Queue requests as `add` does; also return the run of the server that acknowledged them."""
         ...
 
     async def complete(
@@ -411,26 +419,27 @@ class Shard(FleetFrontier, Protocol):
         parcels: Sequence[Parcel] = (),
         run: str = "",
     ) -> Receipt:
-        """As every frontier does; the parcels are put into the outbox in the same atomic step, in any case.
+        """Commit outcomes as every frontier does; put the parcels into the outbox in the same atomic step, in any case.
 
-        Where a `run` is given, another one refuses all of it with Unavailable: links of these outcomes were delivered
-        to another shard of the same server in that run, and may have been forgotten since. A shard that may move to
-        another server refuses it with Leaving: it takes such links as parcels only, or its pages might go and the links
-        be forgotten."""
+        If `run` is given and the server is in another run, the call fails with Unavailable and changes nothing: links
+        of these outcomes were delivered to another shard of the server in that run, and may have been forgotten since.
+        A shard that may move to another server raises Leaving instead: it accepts the links only as parcels, or the
+        server could keep the page and forget its links."""
         ...
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
-        """Let the boxes of these servers' present runs age by the rule of `outbox.Aging`; all boxes that are left."""
+        """Age the boxes of these servers' present runs by the rule of `outbox.Aging`; return all boxes that are
+        left."""
         ...
 
     async def parcels(self, box: Box, limit: int) -> list[bytes]:
-        """The links of up to `limit` parcels of a box, oldest first."""
+        """Return the links of up to `limit` parcels of a box, oldest first."""
         ...
 
     async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
-        """Take the first parcels out of a box and put others into theirs, in one atomic step.
+        """Remove the first parcels of a box and file new ones, in one atomic step.
 
-        Nothing happens if the box does not begin at `box.first` any more: another worker has done it."""
+        Nothing changes if the box no longer begins at `box.first`: another worker has removed parcels of it."""
         ...
 
     async def lease_shard(
@@ -444,51 +453,51 @@ class Shard(FleetFrontier, Protocol):
         over_quota: bool = True,
         handed_elsewhere: int = 0,
     ) -> ShardGrant:
-        """As `lease`, for a caller that looks after several shards.
+        """Lease lanes as `lease` does, for a caller that leases from several shards.
 
-        Without `suspects`, no request is leased that was lost twice with its worker: a worker gets one at a time, and a
-        shard knows of its own only. Without `over_quota`, no site is leased that has used up its quota, although nobody
-        else here is ready: sites of other shards may be. `handed_elsewhere` is what the other shards have handed out,
-        as far as the caller knows: a site's quota is a share of what all of them hand out."""
+        Without `suspects`, requests that were lost twice with their worker are not leased: a worker gets one of them at
+        a time, and a shard sees only its own. Without `over_quota`, sites that have used up their quota are not leased
+        even if nothing else is ready here: sites of other shards may be. `handed_elsewhere` is the number of requests
+        that the other shards have leased out, as far as the caller knows: a site's quota is a share of the total."""
         ...
 
     async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
-        """Begin to have a part of what the whole job may store, or end it (None); how many pages that part is.
+        """Set this shard's part of the job's page limit, or remove it (None); return the number of pages of that part.
 
-        The first shard also keeps the account of all parts, which begins with `reserved` pages given away."""
+        The first shard also stores the account of all parts, which begins with `reserved` pages given away."""
         ...
 
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
-        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then.
+        """Take pages from the rest of the job's limit, or give them back; return how many, and the new rest.
 
-        Pages are given back at most once: when the answer is lost this raises `Unavailable` and is not repeated. The
-        caller does not repeat it either. Pages that were not given back are found at the end of the job; pages that
-        were given back twice would be stored beyond the limit."""
+        Pages are given back at most once: if the answer is lost, the call raises `Unavailable` and is not repeated, by
+        the caller either. Pages that were not given back are found at the end of the job; pages given back twice would
+        exceed the limit."""
         ...
 
     async def allow(self, pages: int) -> tuple[int, int]:
-        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left.
+        """Raise or lower this shard's part; only unused pages can be taken. Return how many were moved, and the rest.
 
-        A shard gets more at most once, as with `reserve`."""
+        A shard gets pages at most once, as with `reserve`."""
         ...
 
     def apply(self, settings: Settings) -> None:
-        """Continue with these settings, which differ from the last ones in limits and delays only."""
+        """Apply these settings, which differ from the current ones in limits and delays only."""
         ...
 
 
 @runtime_checkable
 class Adopting(Protocol):
-    """A frontier that can mark pages as fetched."""
+    """A frontier that can mark pages as fetched by an earlier crawl."""
 
     async def adopt(self, requests: Sequence[Request]) -> None:
-        """Mark these as fetched; requests that are known stay as they are."""
+        """Mark these requests as fetched; known requests stay as they are."""
         ...
 
     async def has_adopted(self, tree: str) -> bool:
-        """Whether all of this tree was imported."""
+        """Return whether this tree was imported completely."""
         ...
 
     async def note_adopted(self, tree: str) -> None:
-        """Note that all of this tree was imported."""
+        """Store that this tree was imported completely."""
         ...

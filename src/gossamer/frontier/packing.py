@@ -13,7 +13,9 @@ from gossamer.model import Request
 
 
 class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What follows the key; fields at the end that have their default may be missing. Scripts know the numbers."""
+    """The fields after the key.
+
+    Trailing fields with their default may be missing. Lua scripts use the field numbers."""
 
     url: str
     depth: int = 0
@@ -33,7 +35,7 @@ class _Address(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Extra(msgspec.Struct, omit_defaults=True):
-    """The parts of a request that most requests do not have."""
+    """The fields of a request that most requests do not use."""
 
     label: str = ""
     meta: dict[str, Any] | None = None
@@ -56,9 +58,9 @@ _HEAD_BYTES = {0xD9: 2, 0xDA: 3, 0xDB: 5}
 
 
 def pack(request: Request, referrer: str = "") -> bytes:
-    """A key of 8 bytes, then an array in msgpack. What the site's name says already is left out of the addresses.
+    """Pack a request: a key of 8 bytes, then a msgpack array, with addresses shortened by the site's name.
 
-    `referrer` is squeezed, and for a request that names none."""
+    `referrer` is already squeezed; it is used for a request that has no referrer of its own."""
     site = request.site
     if request.referrer:
         referrer = squeeze(request.referrer, site)
@@ -77,7 +79,7 @@ def pack(request: Request, referrer: str = "") -> bytes:
 
 
 def unpack(entry: bytes, site: str) -> Request:
-    """The request again; ValueError if it is none."""
+    """Unpack a request; ValueError if the entry is invalid."""
     try:
         found = _decode(entry[8:])
         extra = _decode_extra(found.extra) if found.extra else _NONE
@@ -103,7 +105,7 @@ def unpack(entry: bytes, site: str) -> Request:
 
 
 def pack_state(state: dict[str, Any] | None) -> bytes:
-    """What a visit left, small: the names that visits have as numbers, digests as bytes, whole numbers as such."""
+    """Pack the state of a visit: `VisitOutcome` field names as numbers, digests as bytes, whole numbers as integers."""
     if state is None:
         return b""
     return _encode({_NUMBERS.get(name, name): _small(value) for name, value in state.items()})
@@ -130,7 +132,7 @@ def _unpack_state(found: msgspec.Raw) -> dict[str, Any] | None:
 
 
 def revisit_of(entry: bytes) -> str:
-    """What a request came to, if its next visit is what it waits for: done, failed or skipped; else nothing."""
+    """Return the last result (done, failed, or skipped) of a request that waits for a revisit; else an empty text."""
     try:
         return _decode(entry[8:]).again
     except msgspec.DecodeError as error:
@@ -138,7 +140,7 @@ def revisit_of(entry: bytes) -> str:
 
 
 def state_of(entry: bytes) -> dict[str, Any] | None:
-    """What the last visit left with an entry; None for none, ValueError if it is no entry."""
+    """Return the visit state of an entry; None if it has none, ValueError if the entry is invalid."""
     try:
         return _unpack_state(_decode(entry[8:]).state)
     except (msgspec.DecodeError, IndexError) as error:
@@ -146,13 +148,13 @@ def state_of(entry: bytes) -> dict[str, Any] | None:
 
 
 def with_state(entry: bytes, state: dict[str, Any]) -> bytes:
-    """The entry with another state."""
+    """Return the entry with another visit state."""
     fields = msgspec.structs.replace(_decode(entry[8:]), state=as_text(pack_state(state)))
     return entry[:8] + _encode(fields)
 
 
 def address(rest: bytes, site: str) -> str:
-    """The address in what follows an entry's key; ValueError if there is none."""
+    """Return the address of an entry without its key; ValueError if it has none."""
     try:
         short = _decode_address(rest).url
     except msgspec.DecodeError as error:
@@ -161,7 +163,8 @@ def address(rest: bytes, site: str) -> str:
 
 
 def squeeze(url: str, site: str) -> str:
-    """A URL without what follows from its site: `/path` is https, `:/path` is http. Of others `-` is https, `=` any."""
+    """Shorten a URL by its site: `/path` is https, `:/path` is http; other URLs get `-` (https) or `=` (any) in
+    front."""
     if url.startswith(f"https://{site}/"):
         return url[len(site) + 8 :]
     if url.startswith(f"http://{site}/"):
@@ -170,7 +173,7 @@ def squeeze(url: str, site: str) -> str:
 
 
 def expand(short: str, site: str) -> str:
-    """The URL again; ValueError if `squeeze` never made this."""
+    """Expand a shortened URL; ValueError if `squeeze` cannot have made it."""
     if short.startswith("/"):
         return f"https://{site}{short}"
     if short.startswith(":/"):
@@ -183,12 +186,12 @@ def expand(short: str, site: str) -> str:
 
 
 def as_text(data: bytes) -> msgspec.Raw:
-    """Bytes as a msgpack string: the scripts of Redis know the older msgpack, which has no type for bytes."""
+    """Encode bytes as a msgpack string: the Lua library of Redis predates the msgpack type for bytes."""
     return msgspec.Raw(_head(len(data)) + data)
 
 
 def as_texts(parts: Sequence[bytes]) -> bytes:
-    """A msgpack list of such strings."""
+    """Encode a list of byte strings as msgpack strings."""
     found = [b"\xdd" + len(parts).to_bytes(4, "big")]
     for data in parts:
         size = len(data)

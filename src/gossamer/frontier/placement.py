@@ -1,4 +1,4 @@
-"""Placement: which region, shard, and server a site belongs to; pure functions."""
+"""Placement: pure functions that map a site to its region, shard, and server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _KEY = b"gossamer: shards"
 
 
 def shard_of(site: str, shards: int) -> int:
-    """The shard of a site."""
+    """Return the shard of a site."""
     return int(siphash(_KEY, site)) % shards if shards > 1 else 0
 
 
 def placement(shards: int, servers: Sequence[str]) -> list[str]:
-    """The server of each shard, by rendezvous hashing in equal shares: a shard whose best server is full has its next.
+    """Return the server of each shard: rendezvous hashing with equal shares.
 
-    A further server takes its share from the others; few shards move besides."""
+    A shard whose best server is full goes to the next best. An added server takes its share from the others, and few
+    other shards move."""
     share, rest = divmod(shards, len(servers))
     has = dict.fromkeys(servers, 0)
     found = []
@@ -37,7 +38,7 @@ def placement(shards: int, servers: Sequence[str]) -> list[str]:
 
 
 NEAR_SECONDS = 0.05
-"""A site that answers within this time stays where it is: elsewhere it could not be much faster."""
+"""Sites that answer within this time stay: another region could not be much faster."""
 FACTOR = 1.5
 MARGIN_SECONDS = 0.03
 MOST_REGIONS = 64
@@ -56,12 +57,12 @@ class ShardRange(NamedTuple):
 
     @property
     def shards(self) -> range:
-        """The numbers of these shards."""
+        """Return the numbers of these shards."""
         return range(self.first, self.last + 1)
 
     @property
     def is_all(self) -> bool:
-        """Whether no shard is left out."""
+        """Return whether the range covers all shards."""
         return self.first == 0 and self.last == self.of - 1
 
     def __str__(self) -> str:
@@ -71,11 +72,11 @@ class ShardRange(NamedTuple):
 
 
 def parse_part(text: str) -> ShardRange:
-    """`0-63/256` is a quarter of 256 shards, `7/16` one shard, `256` all of them."""
+    """Parse a part of the shards: `0-63/256` is a quarter of 256 shards, `7/16` one shard, `256` all of them."""
     found = _PART.fullmatch(text.strip())
-    hint = "write the first and the last shard and how many there are: --shards 0-63/256"
+    hint = "write FIRST-LAST/TOTAL: --shards 0-63/256"
     if found is None:
-        raise ConfigError(f"--shards {text!r}: not a part of the shards", hint=hint)
+        raise ConfigError(f"--shards {text!r}: not a range of shards", hint=hint)
     of = int(found[3])
     if not 1 <= of <= MOST_SHARDS:
         raise ConfigError(f"--shards {text!r}: a job has between 1 and {MOST_SHARDS:,} shards", hint=hint)
@@ -91,9 +92,9 @@ def parse_part(text: str) -> ShardRange:
 
 
 def region_of(regions: Mapping[str, Sequence[str]], site: str) -> str:
-    """The region that the rules give a site; empty if none of them speaks of it.
+    """Return the region that the rules give a site; empty if no rule matches.
 
-    The most specific pattern counts: the site or host itself, then the longest suffix, then `*`."""
+    The most specific pattern wins: the site or host itself, then the longest suffix, then `*`."""
     if not regions:
         return ""
     host = urls.host(site)
@@ -116,7 +117,7 @@ def _candidates(site: str, host: str) -> list[tuple[str, ...]]:
 
 
 def check_regions(regions: Mapping[str, Sequence[str]]) -> None:
-    """Refuse rules that cannot be what was meant."""
+    """Raise ConfigError for region rules that are invalid or contradict each other."""
     seen: dict[str, str] = {}
     for region, patterns in regions.items():
         check_region(region)
@@ -128,20 +129,20 @@ def check_regions(regions: Mapping[str, Sequence[str]]) -> None:
                 )
             plain = pattern.removeprefix("*") if pattern != "*" else pattern
             if seen.setdefault(plain, region) != region:
-                raise ConfigError(f"regions: {pattern!r} stands in both {seen[plain]} and {region}")
+                raise ConfigError(f"regions: {pattern!r} is listed in both {seen[plain]} and {region}")
     if len(regions) > MOST_REGIONS:
         raise ConfigError(f"regions: {len(regions)} of them; at most {MOST_REGIONS}")
 
 
 def check_region(name: str) -> str:
-    """The name of a region, if it is one."""
+    """Return the name of a region; ConfigError if it is invalid."""
     if _NAME.fullmatch(name) is None:
         raise ConfigError(f"region {name!r}: not a name", hint="letters, digits, and . _ - inside: as in eu or us-east")
     return name
 
 
 def _spelling(pattern: str) -> str:
-    """How a pattern with capitals or other letters has to be written: hosts are compared as they are sent."""
+    """Return the pattern in lower case and punycode, the form in which hosts are compared."""
     star, host = re.fullmatch(r"(\*?\.)?(.*)", pattern, re.DOTALL).groups("")  # type: ignore[union-attr]
     url = urls.normal(f"http://{host}/") if "/" not in host else None
     found = f"{star}{urls.host_port(url)}" if url else ""
@@ -149,7 +150,7 @@ def _spelling(pattern: str) -> str:
 
 
 class RegionMeasure(NamedTuple):
-    """What has been measured of a site: its times by region, where it settled, and how often it has moved since."""
+    """What was measured of a site: its times by region, the region it settled in, and the number of moves since."""
 
     seconds: Mapping[str, float] = {}
     home: str = ""
@@ -159,11 +160,11 @@ class RegionMeasure(NamedTuple):
 def place(
     site: str, standing: RegionMeasure, *, here: str, seconds: float, live: Collection[str]
 ) -> tuple[str, RegionMeasure]:
-    """Which region should fetch a site that answered `here` within `seconds`, and what is known of it now.
+    """Return the region that should fetch a site that answered `here` within `seconds`, and its new measurements.
 
-    A site that is near stays. Another one is tried once from each region with live workers, then settles where it is
-    fastest. After that it moves only to a region that is faster by a factor and by a margin, and every such move
-    doubles the factor for the next: so it cannot go back and forth. It never moves to a region without live workers."""
+    A near site stays. Any other site is tried once from each region with live workers, then settles where it is
+    fastest. After that it moves only to a region that is faster by a factor and a margin, and each move doubles the
+    factor for the next, so a site cannot move back and forth. A site never moves to a region without live workers."""
     known = {**standing.seconds, here: seconds}
     home, moves = standing.home, standing.moves
     reachable = set(live) | {here}
@@ -171,11 +172,11 @@ def place(
         return here, RegionMeasure(known, here, moves)
     untried = sorted(reachable - known.keys())
     if untried and len(known) < MOST_REGIONS:
-        # Not all sites go to the same one first.
+        # Spread the first moves over the regions.
         return untried[crc32(site.encode()) % len(untried)], RegionMeasure(known, home, moves)
     best = min(sorted(reachable & known.keys()), key=lambda region: (known[region], region != here))
     if home not in reachable:
-        # Its workers are gone. That move, and the one back when they return, are not the site's doing.
+        # The workers of its region are gone. This move and the move back do not count against the site.
         return best, RegionMeasure(known, best, max(0, moves - 1) if home else 0)
     there, now = known[best], known.get(home, seconds)
     if best != home and now > there * FACTOR * 2.0**moves and now > there + MARGIN_SECONDS:

@@ -1,17 +1,18 @@
-"""When a page is visited again: by table, by observed change, or within a budget; and freshness.
+"""Recrawl scheduling: when to visit a page again by table, observed change, or budget; and predicted freshness.
 
-A visit leaves a `VisitOutcome` for the next one: it goes into `Outcome.state`, and comes back in `Request.state`.
+A visit produces a `VisitOutcome` for the next one: it is stored as `Outcome.state`, and returned as `Request.state`.
 
-A page changes at a rate r (a Poisson process) and is visited every I seconds. Its copy is then fresh for a share of
+A page changes at a rate r (a Poisson process) and is visited every I seconds. The stored copy is then fresh for a share
 
     F = (1 - e^-rI) / rI
 
-of the time. Given so many visits a second for all pages, the sum of F is largest where one visit more would gain
-as much on every page (Cho and Garcia-Molina, 2003). That gain is the *price* p of a visit, and it fixes every interval:
+of the time. For a fixed number of visits a second over all pages, the sum of F is largest where one more visit would
+gain equally on every page (Cho and Garcia-Molina, 2003). That gain is the *price* p of a visit, and determines every
+interval:
 
     1 - (1 + rI) e^-rI = p r
 
-Pages with p r >= 1 change too fast to be worth a visit, and wait as long as is allowed."""
+Pages with p r >= 1 change too fast to be worth a visit, and wait for the longest allowed interval."""
 
 from __future__ import annotations
 
@@ -27,23 +28,24 @@ from gossamer.settings import Settings
 
 DAY_SECONDS = 86_400.0
 TALLY = "rates"
-"""Keys of a site's memo that hold what is known of its pages, one for each lane: a lane has one writer."""
+"""Prefix of the keys of a site's memo that hold its page statistics, one key for each lane: a lane has one writer."""
 _BINS = 24
 _STEPS = 20
 
 
 def freshness(rate: float, interval: float) -> float:
-    """The share of the time during which a copy is fresh, if its page changes at `rate` and is visited so often."""
+    """Return the share of the time in which a copy is fresh if its page changes at `rate` and is visited at
+    `interval`."""
     expected = rate * interval
     return -math.expm1(-expected) / expected if expected > 1e-9 else 1.0
 
 
 def interval_at(price: float, rate: float, *, shortest: float, longest: float) -> float:
-    """The best time between two visits of a page that changes at `rate`, where a visit costs `price`."""
+    """Return the optimal seconds between two visits of a page that changes at `rate`, given the `price` of a visit."""
     wanted = price * rate
     if wanted >= 1.0:
         return longest
-    # The gain is at most half the square of the changes: this is a good guess for few, and a bound for many.
+    # The gain is at most half the square of the changes: a good estimate for few changes, and a bound for many.
     low = high = math.sqrt(2.0 * wanted)
     while _gain(high) < wanted:
         high = 1.5 * high
@@ -60,7 +62,7 @@ def _gain(changes: float) -> float:
 def price_of(
     groups: Sequence[tuple[float, float]], visits_per_second: float, *, shortest: float, longest: float
 ) -> float:
-    """The price at which groups of pages (how many, their rate) take so many visits a second altogether."""
+    """Return the price at which groups of pages (number, rate) take this many visits a second in total."""
 
     def demand(price: float) -> float:
         return sum(
@@ -77,10 +79,10 @@ def price_of(
 
 
 def estimated_rate(looks: float, changes: float, watched_seconds: float, *, prior_seconds: float) -> float:
-    """Changes a second of a page that was found changed `changes` times in `looks`; never 0.
+    """Estimate the changes a second of a page that was found changed `changes` times in `looks` visits; never 0.
 
-    Several changes between two looks are seen as one, which the logarithm makes up for. It is as if there had been one
-    look more, after `prior_seconds` and with half a change: so little is not taken for much."""
+    Several changes between two visits are seen as one, which the logarithm corrects. The prior is one more visit after
+    `prior_seconds` with half a change, so that a few visits do not count for too much."""
     still = (looks - changes + 0.5) / (looks + 1.0)
     return -math.log(still) * (looks + 1.0) / (watched_seconds + prior_seconds)
 
@@ -88,9 +90,10 @@ def estimated_rate(looks: float, changes: float, watched_seconds: float, *, prio
 def tallied(
     tally: Mapping[str, Any], old: tuple[float, float] | None, new: tuple[float, float] | None
 ) -> dict[str, Any]:
-    """A lane's tally after a page had `old` and has `new`, each (rate, freshness); None is no page.
+    """Return a lane's tally after a page changed from `old` to `new`, each (rate, freshness), or None for no page.
 
-    `n` pages, the sum `f` of their freshness, and in `b`, by size of the rate, their number and the sum of rates."""
+    A tally has `n`, the number of pages; `f`, the sum of their freshness; and `b`, which maps the magnitude of the rate
+    to the number of pages and the sum of their rates."""
     bins = {name: list(entry) for name, entry in tally.get("b", {}).items()}
     count, fresh = tally.get("n", 0), tally.get("f", 0.0)
     for page, by in ((old, -1), (new, 1)):
@@ -100,26 +103,26 @@ def tallied(
             entry = bins.setdefault(_bin(rate), [0, 0.0])
             entry[0] += by
             entry[1] += by * rate
-    # Pages move between lanes, so a lane's own sums may be negative; only their total means something.
+    # Pages move between lanes, so a lane's own sums may be negative; only the total over all lanes is meaningful.
     kept = {name: entry for name, entry in bins.items() if entry[0] or abs(entry[1]) > 1e-12}
     return {"n": count, "f": round(fresh, 6), "b": kept}
 
 
 def summed(memo: Mapping[str, Any]) -> tuple[int, int]:
-    """Pages, and millionths of their freshness, in the tallies of a memo or of a part of it.
+    """Return the number of pages, and their freshness in millionths, in the tallies of a memo or a part of it.
 
-    In whole numbers, so that a store that keeps the sums of all sites takes out what it has put in."""
+    Whole numbers, so that a store that adds up all sites subtracts exactly what it has added."""
     tallies = [tally for name, tally in memo.items() if name.startswith(TALLY)]
     return sum(tally.get("n", 0) for tally in tallies), sum(round(tally.get("f", 0.0) * 1e6) for tally in tallies)
 
 
 def share_of(pages: int, millionths: int) -> float | None:
-    """The predicted freshness by such sums; None while no page is known."""
+    """Return the predicted freshness for these sums; None while no page is known."""
     return min(1.0, max(0.0, millionths / 1e6 / pages)) if pages >= 1 else None
 
 
 def mean(counts: Iterable[Counts]) -> float | None:
-    """The predicted freshness of several shards together."""
+    """Return the predicted freshness of several shards together."""
     known = [(found.freshness, max(found.revisits, 1)) for found in counts if found.freshness is not None]
     return sum(fresh * pages for fresh, pages in known) / sum(pages for _, pages in known) if known else None
 
@@ -129,7 +132,7 @@ def _bin(rate: float) -> str:
 
 
 class Population:
-    """The pages of a crawl by how they change, from the tallies of the sites that were met; its size is bounded."""
+    """The pages of a crawl, grouped by rate of change, from the tallies of leased sites; bounded in size."""
 
     def __init__(self, most: int = 50_000) -> None:
         self._most = most
@@ -139,7 +142,7 @@ class Population:
         self._bins: dict[str, list[float]] = {}
 
     def learn(self, site: str, memo: Mapping[str, Any]) -> None:
-        """Take up what a site's memo, or a part of it, says."""
+        """Add the tallies in a site's memo, or in a part of it."""
         for name, tally in memo.items():
             if not name.startswith(TALLY) or not self._is_kept(site):
                 continue
@@ -150,7 +153,7 @@ class Population:
             self._thin_out()
 
     def _is_kept(self, site: str) -> bool:
-        # Of very many sites every other one, every fourth, ... stands for all.
+        # For very many sites, every second, fourth, ... site represents all of them.
         return zlib.crc32(site.encode()) % self._one_of == 0
 
     def _thin_out(self) -> None:
@@ -169,77 +172,77 @@ class Population:
 
     @property
     def pages(self) -> int:
-        """About how many pages there are."""
+        """Return the approximate number of pages."""
         return round(max(self._count, 0.0)) * self._one_of
 
     def groups(self) -> list[tuple[float, float]]:
-        """The pages as groups: how many, and their mean rate."""
+        """Return the pages as groups: number of pages, and their mean rate."""
         return [
             (count * self._one_of, rates / count) for count, rates in self._bins.values() if count > 0 and rates > 0
         ]
 
     def freshness(self) -> float | None:
-        """The predicted share of copies that are fresh at any moment; None while no page is known."""
+        """Return the predicted share of copies that are fresh at any moment; None while no page is known."""
         return min(1.0, max(0.0, self._fresh / self._count)) if self._count >= 1 else None
 
 
 Found = Literal["new", "same", "changed"]
 GONE = frozenset((404, 410))
 FASTER, SLOWER = 0.8, 1.4
-"""What a change, and a visit without one, make of an adaptive interval."""
+"""Factors of an adaptive interval after a visit that found a change, and after one that found none."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST_VALIDATOR = 300
 _HINTS_IN_AN_INTERVAL = 7
 _FEW_LIES = 10
 HINTS = "hints."
-"""Keys of a site's memo that hold how true its sitemaps are, one for each lane: a lane has one writer."""
+"""Prefix of the keys of a site's memo that count how often its sitemaps were right, one key for each lane."""
 PART = "-"
-"""The digest of a page of which no visit has got the whole: nothing is compared with it."""
+"""The digest of a page that no visit has fetched completely: nothing is compared with it."""
 _MEMORY = 64
-"""Looks after which older ones begin to fade."""
+"""Visits after which older ones begin to fade."""
 
 
 class Rule(NamedTuple):
-    """How a crawl comes again; `visits_per_second` is the budget."""
+    """The setting `recrawl`, parsed; `visits_per_second` is the budget."""
 
     kind: Literal["", "table", "adaptive", "budget"]
     visits_per_second: float = 0.0
 
 
 class VisitOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of a page from its visits; at most 1 KB when it is written down."""
+    """What the visits of a page have shown; at most 1 KB when it is stored."""
 
     etag: str = ""
     modified: str = ""
-    """The Last-Modified header, as it came."""
+    """The Last-Modified header, unchanged."""
     digest: str = ""
     """SHA-1 of the body."""
     text: str = ""
-    """Digest of the main text: what counts as a change is a change of this."""
+    """Digest of the main text: a page counts as changed if this has changed."""
     seen_at: float = 0.0
     """Epoch seconds of the last visit that found the page."""
     interval: float = 0.0
-    """Seconds to the next visit, as they were last chosen after a success."""
+    """Seconds to the next visit, as chosen after the last success."""
     failures: int = 0
     """Failures in a row."""
     gone: int = 0
-    """Visits in a row that found the page gone."""
+    """Visits in a row that found the page gone (404, 410)."""
     looks: float = 0.0
-    """Visits that could be compared with the one before."""
+    """Number of visits that could be compared with the one before."""
     changes: float = 0.0
-    """Of these, visits that found a change."""
+    """Number of these that found a change."""
     watched: float = 0.0
-    """Seconds that lay between them."""
+    """Total seconds between them."""
     rate: float = 0.0
-    """Changes a second, as they were last estimated; 0 for a page that does not count in its site's tally."""
+    """Last estimate of changes a second; 0 for a page that does not count in its site's tally."""
     fresh: float = 0.0
-    """Predicted freshness, as it was last counted."""
+    """Predicted freshness when it was last counted."""
     hint: float = 0.0
-    """When the page has changed since then, as a sitemap says, if this brought the next visit forward."""
+    """Time of change that a sitemap reported, if that brought the next visit forward."""
 
 
 def rule_of(recrawl: str) -> Rule:
-    """What the setting `recrawl` says."""
+    """Parse the setting `recrawl`."""
     if recrawl.startswith("budget="):
         number, _, unit = recrawl.removeprefix("budget=").partition("/")
         return Rule("budget", float(number) / _SECONDS[unit])
@@ -247,7 +250,7 @@ def rule_of(recrawl: str) -> Rule:
 
 
 def read(state: dict[str, Any] | None) -> VisitOutcome:
-    """What the last visit left; a state that is none of ours counts as no visit."""
+    """Decode the state of the last visit; a state in another format counts as no visit."""
     try:
         return msgspec.convert(state, VisitOutcome) if state else VisitOutcome()
     except msgspec.ValidationError:
@@ -255,23 +258,23 @@ def read(state: dict[str, Any] | None) -> VisitOutcome:
 
 
 def was_seen(state: dict[str, Any] | None) -> bool:
-    """Whether a page was ever found; one that was only skipped, or failed, was not."""
+    """Return whether a page was ever fetched; one that was only skipped, or failed, was not."""
     return bool(state and state.get("seen_at"))
 
 
 def written(visited: VisitOutcome) -> dict[str, Any]:
-    """The state to give with an outcome."""
+    """Encode the visit state that goes with an outcome."""
     plain: dict[str, Any] = msgspec.to_builtins(visited)
     return plain
 
 
 def validator(value: str) -> str:
-    """An ETag or Last-Modified that can be kept and sent back; empty if it cannot."""
+    """Return an ETag or Last-Modified value if it can be stored and sent back; else an empty text."""
     return value if len(value) <= _LONGEST_VALIDATOR and value.isascii() and value.isprintable() else ""
 
 
 def compared(visited: VisitOutcome, *, digest: str, text: str) -> Found:
-    """What a visit that got a page found. The main text decides; where there is none, the bytes do."""
+    """Compare a fetched page with the last visit: by the main text, or by the bytes if there is no main text."""
     if not visited.seen_at or visited.digest == PART:
         return "new"
     same = text == visited.text if text and visited.text else digest == visited.digest
@@ -281,7 +284,9 @@ def compared(visited: VisitOutcome, *, digest: str, text: str) -> Found:
 def succeeded(
     visited: VisitOutcome, found: Found, settings: Settings, *, now: float, lastmod: float | None = None
 ) -> VisitOutcome:
-    """The page was there. `lastmod` is when it last changed by its own account, or by its sitemap's: a hint."""
+    """Return the state after a visit that found the page.
+
+    `lastmod` is when the page last changed by its own headers, or by its sitemap: a hint."""
     looks, changes, watched = visited.looks, visited.changes, visited.watched
     if found != "new":
         fade = 0.5 if looks >= _MEMORY else 1.0
@@ -301,8 +306,8 @@ def succeeded(
 
 
 def saw_a_part(visited: VisitOutcome, settings: Settings, *, now: float) -> VisitOutcome:
-    """The page was there, and only a part of it came: what is known of the whole stays, and the next visit asks for all
-    of it."""
+    """Return the state after a visit that got only a part of the page: the rest stays, and the next visit asks for
+    all."""
     after = succeeded(visited, "new", settings, now=now)
     return msgspec.structs.replace(
         after,
@@ -315,29 +320,29 @@ def saw_a_part(visited: VisitOutcome, settings: Settings, *, now: float) -> Visi
 
 def _adapted(visited: VisitOutcome, found: Found, settings: Settings, *, now: float, lastmod: float | None) -> float:
     if found == "new" or not visited.interval:
-        # What changed an hour ago changes again sooner than what has stood for a year.
+        # A page that changed an hour ago will change again sooner than one that has not changed for a year.
         age = settings.revisit_seconds if lastmod is None or lastmod > now else now - lastmod
         return _clamped(min(age, settings.revisit_seconds), settings)
     return _clamped(visited.interval * (FASTER if found == "changed" else SLOWER), settings)
 
 
 def failed(visited: VisitOutcome, code: int) -> VisitOutcome:
-    """The visit failed for good: its tries are used up, or the error is final."""
+    """Return the state after a visit that failed for good: no tries are left, or the error is final."""
     gone = visited.gone + 1 if code in GONE else 0
     return msgspec.structs.replace(visited, failures=visited.failures + 1, gone=gone, hint=0.0)
 
 
 def hint_of(request: Request) -> float | None:
-    """When the page of a request has changed, if whoever found it says so: `lastmod`, epoch seconds, in its meta."""
+    """Return when a request's page has changed according to the `lastmod` (epoch seconds) in its meta."""
     hint = request.meta.get("lastmod") if request.meta else None
     return float(hint) if isinstance(hint, int | float) else None
 
 
 def hastened(visited: VisitOutcome, hint: float, settings: Settings, *, now: float) -> float | None:
-    """Seconds to the next visit of a page that has changed at `hint`, as its sitemap says; None for no reason to hurry.
+    """Return the seconds to the next visit of a page that changed at `hint` by its sitemap; None to keep the schedule.
 
-    A sitemap may lie. So a page is never visited more than once in a seventh of the usual time, a failure keeps its
-    time, and what lies ahead is no change."""
+    Sitemaps may be wrong. So a page is never visited more often than every seventh of the usual interval, a page with
+    failures keeps its schedule, and a time in the future does not count."""
     if not visited.seen_at or visited.failures or not visited.seen_at < hint <= now:
         return None
     soonest = max(settings.revisit_min_seconds, settings.revisit_seconds / _HINTS_IN_AN_INTERVAL)
@@ -345,7 +350,8 @@ def hastened(visited: VisitOutcome, hint: float, settings: Settings, *, now: flo
 
 
 def witnessed(tally: Mapping[str, Any], found: Found) -> dict[str, Any]:
-    """A tally of hints after one more visit that followed one: how many were true, how many false."""
+    """Return a tally of hints after one more visit that a hint brought forward: how many were true, and how many
+    false."""
     fade = 0.5 if tally.get("true", 0) + tally.get("false", 0) >= _MEMORY else 1.0
     kept = {word: tally.get(word, 0) * fade for word in ("true", "false")}
     word = "false" if found == "same" else "true"
@@ -353,26 +359,28 @@ def witnessed(tally: Mapping[str, Any], found: Found) -> dict[str, Any]:
 
 
 def trusts_hints(memo: Mapping[str, Any]) -> bool:
-    """Whether a site's sitemaps have mostly told the truth, as far as the tallies in its memo say."""
+    """Return whether most hints of a site's sitemaps were true, by the tallies in its memo."""
     tallies = [tally for name, tally in memo.items() if name.startswith(HINTS)]
     true, false = (sum(tally.get(word, 0) for tally in tallies) for word in ("true", "false"))
     return bool(false < _FEW_LIES or false <= 2 * true)
 
 
 def rate(visited: VisitOutcome, settings: Settings) -> float:
-    """Changes a second, as far as the visits tell."""
+    """Return the estimated changes a second of a page."""
     return estimated_rate(visited.looks, visited.changes, visited.watched, prior_seconds=settings.revisit_seconds)
 
 
 def longest_wait(pages: int, rule: Rule, settings: Settings) -> float:
-    """The longest time between two visits under a budget: eight times the mean, so that nothing is ever given up."""
+    """Return the longest time between two visits under a budget: eight times the mean, so that no page is abandoned."""
     return min(settings.revisit_max_seconds, max(8.0 * pages / rule.visits_per_second, settings.revisit_min_seconds))
 
 
 def again_in(
     visited: VisitOutcome, rule: Rule, settings: Settings, *, price: float = 0.0, longest: float = 0.0
 ) -> float | None:
-    """Seconds to the next visit; None if there is to be none. For a budget, `price` is what a visit costs."""
+    """Return the seconds to the next visit; None for no further visit.
+
+    Under a budget, `price` is the price of a visit."""
     if not rule.kind or visited.gone >= settings.gone_visits:
         return None
     if visited.failures:
@@ -390,11 +398,12 @@ def again_in(
 
 
 def counted(visited: VisitOutcome, wait: float | None, settings: Settings) -> VisitOutcome:
-    """The page with the rate and the freshness that it now has in its site's tally; a dropped page has none."""
+    """Return the page with the rate and freshness that its site's tally now has; a page without next visit has
+    neither."""
     if wait is None or not visited.seen_at:
         return msgspec.structs.replace(visited, rate=0.0, fresh=0.0)
     now = rate(visited, settings)
-    # Rounded here, so that what is taken out of a tally later is what was put in.
+    # Rounded here, so that exactly what was added to a tally is subtracted later.
     return msgspec.structs.replace(visited, rate=float(f"{now:.4g}"), fresh=round(freshness(now, wait), 4))
 
 

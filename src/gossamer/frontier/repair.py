@@ -1,9 +1,9 @@
-"""Queue stored pages again whose records are lost: what each kind of frontier can do, and how it is asked.
+"""Repair interface: queue stored pages again whose records are lost.
 
-A frontier counts a page as stored once its outcome is committed; the record itself is in the workers' segments. Where a
-segment is lost, the page has to be fetched again, although its key is known. SQL and folders keep the URL of each page
-that is done, so they find those without a record by themselves (`FindsLost`). Redis keeps the key alone, so somebody
-has to name the URLs (`TakesUrls`)."""
+A frontier counts a page as stored once its outcome is committed; the record itself is in the workers' segments. If a
+segment is lost, the page has to be fetched again, although its key is known. Databases and folders store the URL of
+each finished page, so they find the pages without a record themselves (`FindsLost`). Redis stores the key alone, so the
+caller has to supply the URLs (`TakesUrls`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gossamer.frontier.sharded import Sharded
 from gossamer.model import Request
 
 HasRecord = Callable[[int], bool]
-"""Whether the page with this key has a record."""
+"""Returns whether the page with this key has a record."""
 
 
 class Requeued(NamedTuple):
@@ -23,53 +23,55 @@ class Requeued(NamedTuple):
 
     queued: int = 0
     closed: int = 0
-    """Their site is closed."""
+    """Pages whose site is closed."""
     unnamed: int = 0
-    """Their requests are not kept whole: they were no plain GET."""
+    """Pages whose requests are not stored completely, because they were no plain GET."""
 
     def plus(self, other: Requeued) -> Requeued:
-        """The sums of both."""
+        """Return the sums of both."""
         return Requeued(*(own + more for own, more in zip(self, other, strict=True)))
 
 
 @runtime_checkable
 class FindsLost(Protocol):
-    """A shard that keeps the URLs of pages that are done. Nobody works on the job meanwhile."""
+    """A shard that stores the URLs of finished pages. No worker may run meanwhile."""
 
     async def requeue_lost(self, has_record: HasRecord) -> Requeued:
-        """Queue every page again that counts as stored and has no record. It counts as stored no longer."""
+        """Queue every page that counts as stored and has no record; it no longer counts as stored."""
         ...
 
     async def write_off(self, pages: int) -> None:
-        """Count so many pages less as stored."""
+        """Lower the count of stored pages."""
         ...
 
 
 @runtime_checkable
 class TakesUrls(Protocol):
-    """A shard that keeps the keys of pages that are done, and no URLs. Nobody works on the job meanwhile."""
+    """A shard that stores the keys of finished pages, and no URLs. No worker may run meanwhile."""
 
     async def settled(self, requests: Sequence[Request]) -> list[Request]:
-        """Those of these whose keys are known, and that are neither queued nor leased."""
+        """Return those of these requests whose keys are known, and that are neither queued nor leased."""
         ...
 
     async def requeue(self, requests: Sequence[Request], *, stored: int) -> int:
-        """Queue these again, though they are known; the first `stored` of them count as stored no longer."""
+        """Queue these known requests again; the first `stored` of them no longer count as stored."""
         ...
 
     async def waiting(self, has_record: HasRecord) -> int:
-        """How many requests with such keys are queued or leased: their records are no pages that count as stored."""
+        """Return the number of queued or leased requests that have a record.
+
+        Those records do not count as stored pages."""
         ...
 
     async def forget_all_but(self, keep: HasRecord) -> int:
-        """Forget the keys of all pages that are settled, except for these: they are new when they are found again."""
+        """Remove the keys of all finished pages except these: such a page is new when it is found again."""
         ...
 
     async def write_off(self, pages: int) -> None:
-        """Count so many pages less as stored."""
+        """Lower the count of stored pages."""
         ...
 
 
 def shards_of(fleet: FleetFrontier) -> list[Any]:
-    """The shards of a job, in the order of their numbers; a frontier of one shard is that shard."""
+    """Return the shards of a job by number; a frontier of one shard is that shard."""
     return list(fleet.in_order) if isinstance(fleet, Sharded) else [fleet]

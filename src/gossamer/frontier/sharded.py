@@ -1,36 +1,38 @@
-"""A frontier of several shards: each site belongs to one, and each shard keeps the promises for its own sites.
+"""A frontier of several shards: each site belongs to one shard, which keeps the promises for its own sites.
 
-Shards may be on one server or on several. A shard is a whole frontier, whose calls are atomic; no call is atomic over
-two of them. This module does what spans shards, always as a sequence of calls of which any prefix does no harm.
+Shards may be on one server or on several. A shard is a complete frontier, and each of its calls is atomic; no call is
+atomic over two shards. This module does everything that spans shards, as a sequence of calls of which any prefix is
+harmless.
 
-**A commit** (`complete`) brings links to their shards first, then completes each page on its own shard. A worker that
-dies in between leaves links whose page is fetched again: a repetition, no loss (P3). Two things could still lose a
+**A commit** (`complete`) first delivers links to their shards, then completes each page on its own shard. A worker that
+dies in between leaves links whose page is fetched again: a repetition, no loss (P3). Two failures could still lose a
 link:
 
-- The server of a link's shard acknowledges it and then forgets its last seconds. If that is another server than the
-  page's, a copy of the link, a parcel, goes into the page's outbox with the completion: see `outbox`. Outboxes are
-  swept about once a second, by whichever worker calls `lease`.
-- If it is the same server, a restart forgets page and link together, unless it comes between the two calls. So the
+- The server of a link's shard acknowledges it, and then loses its last seconds. If it is not the server of the page, a
+  copy of the link, a parcel, goes into the page's outbox with the completion: see `outbox`. Workers sweep the outboxes
+  about once a second, when they call `lease`.
+- If it is the same server, a restart loses page and link together, unless it happens between the two calls. So the
   completion names the `run` that took the links; a server in another run refuses it, and the commit is repeated.
 
-Seeds have no page that would bring them again. With several servers, each server's are kept as parcels on another one.
+Seeds have no page that would deliver them again. With several servers, each server's seeds are kept as parcels on
+another one.
 
-**The end of the job** cannot be read in one call either. `finished` needs two looks at all shards that find them idle
-with empty outboxes, and no change in between: a page on its way from one shard to another changes the second look (P6).
+**The end of the job** cannot be read in one call either. `finished` needs two reads of all shards that find them idle
+with empty outboxes, and no change in between: a page on its way from one shard to another changes the second read (P6).
 
 **The page limit** is an account in the first shard, the ledger, from which shards get parts: `reserve` takes pages out
-of it, and `allow` lets a shard store them. A shard that runs out asks for more; an idle one returns its part. The order
-of the two calls is chosen so that a death in between leaves pages reserved that no shard has, never the other way
-round. They are found at the end and given back (`_return_unallowed`). A lost answer counts as such a death where a
-repeat would give pages twice: `allow` of more pages and `reserve` of fewer then raise `Unavailable` and are not
-repeated. After a server has restarted, the account is compared with the shards, since each side may have forgotten its
-half (`_compare_account`).
+of it, and `allow` lets a shard store them. A shard without pages left asks for more; an idle one returns its part. The
+order of the two calls ensures that a worker that dies in between leaves pages reserved that no shard has, never the
+other way round. They are found at the end and given back (`_return_unallowed`). A lost answer is treated like such a
+death where a repeat would give pages twice: `allow` of more pages and `reserve` of fewer then raise `Unavailable` and
+are not repeated. After a restart of a server, the account is compared with the shards, since each side may have lost
+its half (`_compare_account`).
 
-**Suspects and quotas** go by worker and by job, of which a shard sees only its part: the caller passes what the others
-know (`lease_shard`). A worker asks for a suspect in one shard at a time (P10).
+**Suspects and quotas** concern workers and the whole job, of which a shard sees only its part: the caller passes the
+state of the other shards (`lease_shard`). A worker asks for a suspect in one shard at a time (P10).
 
-When one server is away, its shards raise `Unavailable`: leases come from the others, commits that concern it are
-repeated as a whole, and what was already done counts as repeated."""
+If one server is unreachable, its shards raise `Unavailable`: leases come from the others, commits that involve it are
+repeated as a whole, and the parts that were applied count as repeated."""
 
 from __future__ import annotations
 
@@ -58,14 +60,14 @@ _MOST_PARCELS = 64
 
 
 async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
-    """Begin, or end, to divide a job's page limit among its shards; the first has the account."""
+    """Set or remove (None) the job's page limit on its shards; the first shard has the account."""
     used = sum(await asyncio.gather(*(shard.set_limit(max_pages) for shard in shards)))
     if max_pages is not None:
         await shards[0].set_limit(max_pages, reserved=used)
 
 
 class _Terms(NamedTuple):
-    """What one call of `lease` asks every shard for."""
+    """The arguments of one `lease` call that are the same for every shard."""
 
     batch: int
     seconds: float
@@ -73,10 +75,10 @@ class _Terms(NamedTuple):
 
 
 class Sharded:
-    """All shards of a job, of which this worker leases from a `part`.
+    """All shards of a job; this worker leases from the shards of its `part`.
 
-    What it remembers between calls only saves calls: another worker, or this one after a restart, does the same from
-    what the stores say."""
+    What it stores between calls only saves calls: another worker, or this one after a restart, reaches the same result
+    from the stores alone."""
 
     quiet_seconds = 1.0
     """A shard that had nothing to lease is not asked again for this long, unless it has news."""
@@ -84,7 +86,7 @@ class Sharded:
     def __init__(self, shards: Sequence[Shard], *, part: Iterable[int], close: Callable[[], Awaitable[None]]) -> None:
         self._shards = shards
         self._part = list(part)
-        # A different order for each worker, so that they do not all ask the same shard.
+        # Shuffled, so that the workers do not all ask the same shard first.
         random.shuffle(self._part)
         self._close = close
         self._last: dict[int, tuple[float, Grant]] = {}
@@ -117,7 +119,7 @@ class Sharded:
 
     @property
     def in_order(self) -> Sequence[Shard]:
-        """The shards, in the order of their numbers."""
+        """Return the shards by number."""
         return self._shards
 
     def _of(self, site: str) -> int:
@@ -127,7 +129,7 @@ class Sharded:
         groups = grouped(requests, self._of)
         if len({shard.server for shard in self._shards}) == 1:
             return sum(await _all(self._shards[shard].add(some) for shard, some in groups.items()))
-        # No page would bring these again, so each server's are kept as parcels on another one.
+        # No page would deliver seeds again, so each server's seeds are kept as parcels on another one.
         groups_by_home = {(self._elsewhere(shard), shard): some for shard, some in groups.items()}
         added, parcels, _ = await self._deliver(groups_by_home)
         homes = list(parcels)
@@ -138,7 +140,7 @@ class Sharded:
         return added
 
     def _elsewhere(self, shard: int) -> int:
-        """The next shard that is on another server than this one."""
+        """Return the next shard that is on another server than this one."""
         server, count = self._shards[shard].server, len(self._shards)
         return next(
             other % count
@@ -149,11 +151,11 @@ class Sharded:
     async def _deliver(
         self, groups: Mapping[tuple[int, int], Sequence[Request]], *, again: bool = False
     ) -> tuple[int, dict[int, list[Parcel]], dict[int, str]]:
-        """Add links to their shards; `groups` has them by home (the shard of their page) and target.
+        """Deliver links to their shards; `groups` has them by home (the shard of their page) and target.
 
-        Returns how many were new; for each home the parcels to put into its outbox, for links on other servers; and
-        for each home the run in which its own server took links for other shards, or SEVERAL_RUNS, which is refused:
-        the server has restarted between two deliveries."""
+        Returns how many were new; for each home, the parcels for its outbox, for links on other servers; and for each
+        home, the run in which its own server took links for other shards, or SEVERAL_RUNS if the server restarted
+        between two deliveries, which the completion refuses."""
         by_target: dict[int, list[Request]] = {}
         for (_, target), links in groups.items():
             by_target.setdefault(target, []).extend(links)
@@ -163,7 +165,8 @@ class Sharded:
         own: dict[int, set[str]] = {}
         for (home, target), links in groups.items():
             server = self._shards[target].server
-            # A page whose links are delivered again was completed long ago: no run to check, so always a parcel.
+            # The page of links that are delivered again was completed long ago. There is no run to check, so always
+            # file a parcel.
             if again or home in self._leaving or server != self._shards[home].server:
                 boxes.setdefault(home, {}).setdefault((server, runs[target]), []).extend(links)
             elif home != target:
@@ -176,10 +179,10 @@ class Sharded:
         return sum(added for added, _ in answers), parcels, ours
 
     async def _sweep_outboxes(self) -> None:
-        """Drop parcels whose links are durable by now, and deliver again those that a server may have forgotten.
+        """Drop parcels whose links are durable by now, and deliver those again that a server may have forgotten.
 
-        At most about once a second, and only while there are parcels. A server that is away is left for later; its
-        boxes do not age meanwhile."""
+        At most about once a second, and only while there are parcels. A server that does not answer is retried later;
+        its boxes do not age meanwhile."""
         now = asyncio.get_running_loop().time()
         if not self._outboxes or now < self._swept_at + _SWEEP_SECONDS:
             return
@@ -197,7 +200,7 @@ class Sharded:
             try:
                 await self._sweep_outbox(number, runs)
             except Unavailable as error:
-                log.debug("the outbox of shard %d is swept later: %s", number, error)
+                log.debug("could not sweep the outbox of shard %d, retrying later: %s", number, error)
 
     async def _sweep_outbox(self, number: int, runs: Mapping[str, str]) -> None:
         home = self._shards[number]
@@ -212,7 +215,8 @@ class Sharded:
     async def _deliver_again(self, number: int, box: Box) -> None:
         """Deliver the links of a box again: its server is in another run, or its shards have moved.
 
-        Each step delivers some parcels and then replaces them by new ones, so a death in between delivers twice."""
+        Each step delivers some parcels and then replaces them by new ones, so a worker that dies in between delivers
+        twice."""
         home, left = self._shards[number], box
         while left.size and (packed := await home.parcels(left, _MOST_PARCELS)):
             links = [link for one in packed for link in unpack_links(one)]
@@ -220,20 +224,20 @@ class Sharded:
             _, parcels, _ = await self._deliver(groups, again=True)
             await home.replace(left, len(packed), parcels.get(number, ()))
             left = left._replace(first=left.first + len(packed), size=left.size - len(packed))
-        log.info("delivered the links again that %s may have forgotten: %d parcels", box.server, box.size)
+        log.info("delivered links again that %s may have lost: %d parcels", box.server, box.size)
 
     def _heard(self, shard: int, answer: Grant | Receipt) -> None:
-        """Note the run of a shard's store, and whether its outbox has parcels."""
+        """Record the run of a shard's store, and whether its outbox has parcels."""
         self._lives += self._runs.get(shard, answer.run) != answer.run
         self._runs[shard] = answer.run
         if answer.outbox:
             self._outboxes.add(shard)
 
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
-        """Lease from the shards of our part: a few first, all others if these have too little.
+        """Lease from the shards of our part: from a few first, then from all others if these have too little.
 
-        After a restart of a server, the account is compared before anything is leased. If a shard cannot answer and
-        others can, their leases are returned; the error is raised only if there are none."""
+        After a restart of a server, the account is compared before anything is leased. If a shard does not answer and
+        others do, their leases are returned; the error is raised only if there are none."""
         terms = _Terms(batch, seconds, also)
         await self._sweep_outboxes()
         if self.settings.max_pages is not None and self._compared_life != self._lives:
@@ -249,11 +253,11 @@ class Sharded:
         error = await self._sweep(asked, limit, grants, found, terms, width=width)
         over = [shard for shard, answer in grants.items() if answer.passed_over]
         if over and len(found) < limit:
-            # No other site is ready in any shard: lease those that are over their quota.
+            # No other site is ready in any shard: lease sites over their quota.
             fault = await self._sweep(over, limit, grants, found, terms, over_quota=True)
             error = error or fault
         if not found and self._gave_back:
-            # A shard returned pages of the limit: one that was asked before it may use them.
+            # A shard returned pages of the limit, which shards asked before it may use.
             self._gave_back = False
             return await self.lease(limit, batch=batch, seconds=seconds, also=also)
         if not found and limit > 0:
@@ -262,7 +266,7 @@ class Sharded:
         if error is not None and not leases:
             raise error
         gave = {self._of(lease.site) for lease in leases}
-        # Shards that gave leases are asked last next time, so that all have their turn.
+        # Shards that gave leases are asked last next time.
         self._part.sort(key=lambda shard: (shard in gave, shard in grants))
         for shard, (grant, _, passed_over, _) in grants.items():
             has_more = shard in gave or passed_over
@@ -285,7 +289,8 @@ class Sharded:
         width: int | None = None,
         over_quota: bool = False,
     ) -> Unavailable | None:
-        """Ask shards, the first `width` of them first, until there are enough leases; the error of one that failed."""
+        """Ask shards, the first `width` of them first, until there are enough leases; return the error of one that
+        failed."""
         error: Unavailable | None = None
         begun = False
         while asked and (len(found) < limit or not begun):
@@ -302,12 +307,14 @@ class Sharded:
                     grants[shard] = answer
                     found += answer.grant.leases
                     if len(answer.grant.leases) >= share > 0:
-                        # It may have more.
+                        # The shard may have more.
                         asked.append(shard)
         return error
 
     async def _one_suspect(self, grants: dict[int, ShardGrant], terms: _Terms) -> list[Lease]:
-        """Lease one suspect, if this worker holds none. Shards do not know of each other's, so ask one at a time."""
+        """Lease one suspect if this worker holds none.
+
+        Shards do not see each other's suspects, so ask one at a time."""
         now = asyncio.get_running_loop().time()
         self._suspects = {lease: ends for lease, ends in self._suspects.items() if ends > now}
         # If we hold one, only its own shard can tell whether we still do.
@@ -326,7 +333,7 @@ class Sharded:
         self._suspects.pop((site, token), None)
 
     async def _grant(self, leases: tuple[Lease, ...]) -> Grant:
-        """One grant for all shards. `finished` only by `_is_over`, however the shards look one by one."""
+        """Combine the leases of all shards into one grant. Only `_is_over` may set `finished`."""
         known = {shard: grant for shard, (_, grant) in self._last.items()}
         state = _state([grant.job for grant in known.values()])
         if state == "finished" and (len(known) < len(self._part) or not await self._is_over()):
@@ -344,8 +351,7 @@ class Sharded:
     async def _ask(
         self, number: int, limit: int, terms: _Terms, *, suspects: bool = False, over_quota: bool = False
     ) -> ShardGrant:
-        """Lease from one shard. If the page limit is in its way, take pages for it; if it needs none, return its
-        part."""
+        """Lease from one shard. Take pages for it if the page limit blocks it; return its part if it needs none."""
         shard, total = self._shards[number], self.settings.max_pages
         answer = await self._lease(number, limit, terms, suspects=suspects, over_quota=over_quota)
         grant = answer.grant
@@ -354,7 +360,7 @@ class Sharded:
         ledger, counts = self._shards[0], await shard.counts()
         _, room = await shard.allow(0)
         if not counts.queued and not counts.leased and room > 0:
-            # It has nothing to fetch. First take from the shard, then return: never the same page twice.
+            # The shard has nothing to fetch. First take from the shard, then return: never the same page twice.
             returned, _ = await shard.allow(-room)
             await ledger.reserve(returned, limit=total)
             self._gave_back = True
@@ -366,10 +372,10 @@ class Sharded:
         return answer
 
     async def _reserve(self, pages: int, total: int) -> int:
-        """Take pages out of the account; how many.
+        """Take pages out of the account; return how many.
 
-        If the ledger's server has restarted, it may have forgotten pages that it gave away. So what was taken is put
-        back, the account is compared, and the pages are taken again, until one run has seen all of it."""
+        If the ledger's server has restarted, it may have forgotten pages that it gave away. So the pages are put back,
+        the account is compared, and the pages are taken again, until one run of the server has seen all of it."""
         ledger = self._shards[0]
         taken, _ = await ledger.reserve(pages, limit=total)
         while (run := await ledger.run()) != self._run_of_ledger:
@@ -382,37 +388,39 @@ class Sharded:
     async def _compare_account(self, total: int) -> None:
         """Make the shards' parts and the account agree after a restart.
 
-        A server may have forgotten that a shard returned pages: the parts together may be too large, and are cut. The
-        ledger's may have forgotten that it gave pages away: it has to count at least what the shards have."""
+        A shard's server may have forgotten that the shard returned pages: the parts together may be too large, and are
+        cut. The ledger's server may have forgotten that it gave pages away: it has to count at least what the shards
+        have."""
         allowed = await self._allowed(total)
         excess = allowed - total
         for shard in self._shards:
             if excess > 0:
-                # In time: after a restart its lanes rest, so nothing of the excess is leased yet.
+                # In time: after a restart the shard's lanes rest, so nothing of the excess is leased yet.
                 taken, _ = await shard.allow(-excess)
                 excess += taken
         await self._shards[0].reserve(total, limit=min(total, allowed))
 
     async def _allowed(self, total: int) -> int:
-        """Pages that all shards together may store."""
+        """Return the number of pages that all shards together may store."""
         return sum(await _all(shard.set_limit(total) for shard in self._shards))
 
     async def _return_unallowed(self, total: int) -> bool:
-        """Return pages to the account that were reserved and that no shard has; whether there are, or may be, any.
+        """Return pages to the account that are reserved and that no shard has; return whether there are, or may be,
+        any.
 
-        A server has forgotten them, or a worker died between `reserve` and `allow`. They may also be on their way just
-        now, so the difference has to stay the same for a while first."""
+        A server has forgotten them, or a worker died between `reserve` and `allow`. They may also be in transit at this
+        moment, so the difference has to stay the same for a while first."""
         now, allowed = asyncio.get_running_loop().time(), await self._allowed(total)
         if allowed >= total:
             self._unallowed = None
             return False
         if self._unallowed is None or self._unallowed[1] != allowed:
-            # It may be on its way: another worker is between `reserve` and `allow`.
+            # The pages may be in transit: another worker is between `reserve` and `allow`.
             self._unallowed = now, allowed
         elif now - self._unallowed[0] > _LOOK_AGAIN_SECONDS:
             ledger = self._shards[0]
             await ledger.reserve(allowed - total, limit=total)
-            # Two workers may do so at once: the account must not fall below what the shards have.
+            # Two workers may do this at once: the account must not fall below what the shards have.
             await ledger.reserve(total, limit=allowed)
             self._unallowed = None
         return True
@@ -433,7 +441,7 @@ class Sharded:
         return answer
 
     async def _is_over(self) -> bool:
-        """Whether the job is finished, and no page of its limit is left unused while requests are queued."""
+        """Return whether the job is finished, and no page of its limit is unused while requests are queued."""
         total = self.settings.max_pages
         if not await self._is_finished():
             return False
@@ -441,7 +449,7 @@ class Sharded:
         return total is None or not queued or not await self._return_unallowed(total)
 
     async def _is_finished(self) -> bool:
-        """Two looks at all shards: idle in both, with the same number of changes."""
+        """Read all shards twice: idle in both, with the same number of changes."""
         first = await self._look()
         if not all(counts.finished for counts in first):
             return False
@@ -477,10 +485,10 @@ class Sharded:
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
-        """Deliver links to other shards, then complete each page on its own, as the head of this module says.
+        """Deliver links to other shards, then complete each page on its own shard (see the module).
 
-        If some shards fail, the others are complete. The caller repeats the whole call: links are known by then, and
-        outcomes that counted are repeated."""
+        If some shards fail, the others are complete. The caller repeats the whole call: the links are known by then,
+        and committed outcomes count as repeated."""
         own: dict[int, tuple[list[Outcome], list[SiteNote]]] = {}
         foreign: dict[tuple[int, int], list[Request]] = {}
         for outcome in outcomes:
@@ -526,7 +534,7 @@ class Sharded:
         await _all(self._shards[shard].release(some) for shard, some in self._by_shard(leases).items())
 
     async def idle(self, grant: Grant) -> None:
-        """Wait for news of any shard that was asked, which is then asked again at once."""
+        """Wait for news of any shard that was asked; that shard is then asked again at once."""
         waiting = {
             asyncio.create_task(self._shards[shard].idle(msgspec.structs.replace(last, wait=grant.wait))): shard
             for shard, (_, last) in self._last.items()
@@ -600,12 +608,12 @@ class Sharded:
 
 
 def _found_on(page: str, links: Sequence[Request]) -> list[Request]:
-    """The links, each with the URL of its page: another shard cannot look it up."""
+    """Return the links, each with the URL of its page: another shard cannot look it up."""
     return [link if link.referrer or not page else msgspec.structs.replace(link, referrer=page) for link in links]
 
 
 def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
-    """The limit, divided evenly among shards; those that would get nothing are omitted."""
+    """Divide the limit evenly among shards; those that would get nothing are omitted."""
     if limit <= 0:
         return dict.fromkeys(shards, 0)
     some = shards[:limit]
@@ -613,7 +621,7 @@ def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
 
 
 async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """The answers of all calls. If one fails, the others are awaited first: their effects are there."""
+    """Return the results of all calls. If one fails, the others are awaited first, because they take effect."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for answer in found:
         if isinstance(answer, BaseException):
@@ -622,7 +630,7 @@ async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def _state(states: Sequence[JobState]) -> JobState:
-    """The state of the job. Shards differ only while somebody changes it."""
+    """Return the state of the job. Shards differ only while the state is being changed."""
     for state in ("missing", "stopping", "paused", "running"):
         if state in states:
             return state

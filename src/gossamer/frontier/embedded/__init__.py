@@ -1,9 +1,9 @@
-"""The embedded backend: one owner process, a schedule in memory, a journal in a SQLite file.
+"""The embedded backend: one owner process, a schedule in memory, and a journal in a SQLite file.
 
 For jobs on one machine. The modules, from the inside out: `schedule` decides which lane may be leased when, `state`
-adds what is known and what is lost, `journal` defines what is stored, `sqlite` stores it, and `frontier` ties them
-together. Memory, about 100 bytes a URL, is the limit of this backend; larger jobs belong on a fleet's frontier. The
-folder backend runs the same code over logs of its own."""
+adds known keys, leases, and losses, `journal` defines what is stored, `sqlite` stores it, and `frontier` combines them.
+Memory, about 100 bytes a URL, is the limit of this backend; larger jobs need a fleet's frontier. The folder backend
+runs the same code over its own logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gossamer.settings import Settings
 
 
 class EmbeddedBackend(OwnedBackend):
-    """Jobs whose schedule one process has in memory, over a journal in a SQLite file or, for `memory:`, over none.
+    """Jobs whose schedule is in the memory of one process, with a journal in a SQLite file (none for `memory:`).
 
     The address `sqlite:FOLDER` names a job's folder, which has the settings in job.toml; `sqlite:FILE.db` names a
     single file, whose settings are not stored."""
@@ -74,7 +74,7 @@ class EmbeddedBackend(OwnedBackend):
 
 
 class _OwnMeter:
-    """Weighs this process: the embedded frontier lives in it, and its CPU time counts as the client's."""
+    """Measures this process: the embedded frontier runs in it, and its CPU time counts as the client's."""
 
     async def weight(self) -> float:
         import resource
@@ -91,7 +91,7 @@ class _OwnMeter:
 
 
 def _place(url: str) -> Path | None:
-    """The folder or file that an address names; None for one in memory."""
+    """Return the folder or file that an address names; None for `memory:`."""
     scheme, _, place = url.partition(":")
     if scheme == "memory":
         return None
@@ -105,7 +105,7 @@ def _file(place: Path) -> Path:
 
 
 def _kept(place: Path) -> Settings | None:
-    """The settings in job.toml; None where there is none."""
+    """Return the settings in job.toml; None if there is no job.toml."""
     kept = stored_settings(place) if place.suffix != ".db" else {}
     return configuration.build(kept) if kept else None
 
@@ -115,7 +115,7 @@ def _remove(file: Path) -> bool:
 
     lock = claim(file)
     try:
-        # The file itself goes last: until then an interrupted removal can be repeated. The lock's file stays: if it
+        # The database file goes last: until then an interrupted removal can be repeated. The lock file stays: if it
         # were deleted, two processes could each lock a file of that name.
         for suffix in ("-new", "-new-journal", "-wal", "-shm", ""):
             file.with_name(file.name + suffix).unlink(missing_ok=True)

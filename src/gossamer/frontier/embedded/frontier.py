@@ -124,7 +124,7 @@ class Settlement:
         return Receipt(accepted=len(self.accepted), stale=stale, repeated=repeated)
 
     def note_sites(self) -> None:
-        """Merge the notes into what is remembered of their sites, and put the result into the change."""
+        """Merge the notes into the stored site state, and add the result to the change."""
         clock = self._state.clock
         now, epoch = clock.monotonic(), clock.epoch()
         for note in self._notes:
@@ -186,7 +186,7 @@ class Settlement:
         if row.again_at is not None:
             self._come_again(row, outcome, site, now, last_visit=last_visit, row_number=row_number)
         if not lane.batch and lane.token:
-            # Remembered before it is freed: a repeated commit is told from a stale one by the lane's last token.
+            # Remembered before it is freed: the lane's last token distinguishes a repeated commit from a stale one.
             lane.last_token = lane.token
             state.free(lane, now)
         if site.room() <= 0 and (site.queue.size or site.suspects or site.delayed):
@@ -250,10 +250,10 @@ class WaitQueue:
         return len(self._turns)
 
     async def wait(self, grant: Grant) -> None:
-        """Return when this worker should ask again: something is due, `grant.wait` is over, or another call woke it.
+        """Wait until this worker should ask again: something is due, `grant.wait` is over, or a call woke it.
 
-        A worker that leaves the front wakes the next one, also when it is cancelled: otherwise all others would sleep
-        on."""
+        A worker that leaves the front wakes the next one, even if it is cancelled: otherwise all others would stay
+        asleep."""
         loop, calls, turn = asyncio.get_running_loop(), self._calls, asyncio.Event()
         asks_at, grace = float("inf") if grant.wait is None else loop.time() + grant.wait, 0.0
         self._turns[turn] = False
@@ -263,7 +263,8 @@ class WaitQueue:
                 if is_first:
                     due_in = self._due_in()
                     if due_in <= 0:
-                        # Something is due that this worker was just refused: without news, asking again is in vain.
+                        # Something is due that this worker was just refused: until there is news, another request would
+                        # be in vain.
                         due_in = max(grace, asks_at - loop.time()) if self._news() == grant.news else grace
                     pause = None if due_in == float("inf") else due_in
                 turn.clear()
@@ -307,12 +308,12 @@ _SLICE = 500
 
 
 class EmbeddedFrontier:
-    """A frontier with its schedule in this process; `journal` decides what survives it.
+    """A frontier with its schedule in this process; `journal` stores what has to survive the process.
 
-    `lease` and `extend` work in memory without the lock, so they answer while a commit waits for the disk; the losses
-    that a `lease` finds are written when the lock is free.
-    `add`, `settling`, `release`, `abandon`, `blame`, `steer` and `limit` take it: their changes must not interleave.
-    What they write is written to its end even if the caller is cancelled (`to_the_end`)."""
+    `lease` and `extend` work in memory without the lock, so they answer while a commit waits for the disk; losses found
+    by `lease` are written when the lock is free. `add`, `settling`, `release`, `abandon`, `blame`, `steer` and `limit`
+    take the lock: their changes must not interleave. Their writes are completed even if the caller is cancelled
+    (`to_the_end`)."""
 
     def __init__(self, journal: Journal, past: Past, *, settings: Settings, clock: Clock) -> None:
         self.secret = past.secret
@@ -344,14 +345,14 @@ class EmbeddedFrontier:
         self._state.enqueue(change)
 
     async def _hasten(self, change: Change) -> None:
-        """Bring the visits of pages forward that a link or a sitemap reports as changed.
+        """Bring the revisits of pages forward that a link or a sitemap reports as changed.
 
-        It never fails: without it, the pages are visited at their planned time."""
+        It never raises: without it, the pages are visited at their planned time."""
         try:
             for name, hints in change.hints.items():
                 await self._hasten_site(name, hints)
         except FrontierError as error:
-            log.debug("visits are not brought forward: %s", error)
+            log.debug("could not bring revisits forward: %s", error)
 
     async def _hasten_site(self, name: str, hints: Mapping[int, float]) -> None:
         state, now, epoch = self._state, self._clock.monotonic(), self._clock.epoch()
@@ -368,7 +369,7 @@ class EmbeddedFrontier:
                 wait = recrawl.hastened(recrawl.read(request.state), hint, state.settings, now=epoch)
                 if wait is not None and now + wait < waiting[number]:
                     change.hastened[number] = hint, epoch + wait
-            # Others have their turn.
+            # Let other tasks run.
             await asyncio.sleep(0)
         if change.hastened:
             await self._write(change)
@@ -376,7 +377,7 @@ class EmbeddedFrontier:
             state.schedule.hasten(site, {number: now + due - epoch for number, (_, due) in change.hastened.items()})
 
     async def _read(self, numbers: Sequence[int]) -> list[Request]:
-        """Requests as the journal has them, for looking at them only."""
+        """Read requests from the journal, only to show them."""
         return self._journal.load(numbers, self._state.visits)
 
     async def _write(self, change: Change) -> Sequence[int]:
@@ -419,7 +420,8 @@ class EmbeddedFrontier:
             return Grant(job=state.job_state, news=state.news)
         now, news = self._clock.monotonic(), state.news
         if state.room() <= 0:
-            # What max_pages still allows is leased. Holders may be dead, and no lane would come up to show it.
+            # All that max_pages still allows is leased. Its holders may be dead, and then no lane would become due to
+            # show it.
             state.lapse_lost(now)
         room = state.room()
         leases: list[Lease] = []
@@ -430,7 +432,7 @@ class EmbeddedFrontier:
                 try:
                     lease = self._lease(lane, min(batch, room), seconds, now, worker, suspect=not busy)
                 except FrontierError:
-                    # Return the lanes that this call has leased already: the worker would never hear of them.
+                    # Return the lanes that this call has leased already: the worker will not learn of them.
                     if leases:
                         break
                     for site in passed:
@@ -451,7 +453,7 @@ class EmbeddedFrontier:
         if state.new_lapses and not self._lock.locked():
             await self._keep_lost()
         elif state.new_lapses and (self._keeping is None or self._keeping.done()):
-            # A commit holds the lock, perhaps for longer than the leases last that this call returns: do not wait.
+            # A commit holds the lock, perhaps for longer than the returned leases last: do not wait for it.
             self._keeping = asyncio.create_task(self._keep_lost())
         if state.news != news:
             self._notify()
@@ -521,6 +523,7 @@ class EmbeddedFrontier:
         ]
 
     async def _keep_lost(self) -> None:
+        """Write counted losses to the journal once the lock is free."""
         async with self._lock:
             await self._keep_lapses()
 
@@ -590,8 +593,8 @@ class EmbeddedFrontier:
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
         """Take back the leases of a dead worker at once, and return how many it had.
 
-        Only the `blamed` keys, which its crash marker names, count as lost with it; the rest of its batches goes back
-        to the head without blame. The lanes rest for one delay: its last request may just have gone out."""
+        Only the `blamed` keys, which its crash marker names, count as lost; the rest of its batches goes back to the
+        head without a loss. The lanes rest for one delay: the worker may just have sent a request."""
         state = self._state
         async with self._lock:
             now = self._clock.monotonic()
@@ -620,17 +623,17 @@ class EmbeddedFrontier:
 
     @property
     def state(self) -> JobState:
-        """What the job is doing."""
+        """Return whether the job is running, paused, stopping, or finished."""
         return self._state.job_state
 
     async def idle(self, grant: Grant) -> None:
-        # News that came since the grant returns at once, unless others wait already: then it is for the first of them,
-        # or a thousand idle workers would ask at each one.
+        # News since the grant ends the wait at once, unless other workers already wait: then the news is for the first
+        # of them, or a thousand idle workers would ask each time.
         if grant.news == self._state.news or (self._line and self._state.job_state == "running"):
             await self._line.wait(grant)
 
     def _notify(self) -> None:
-        """Note that something has changed, and wake the workers that it concerns."""
+        """Record that something has changed, and wake the workers that it concerns."""
         self._state.news += 1
         if self._state.job_state == "running":
             self._line.look()
@@ -642,14 +645,14 @@ class EmbeddedFrontier:
         return float("inf") if due_at is None else due_at - self._clock.monotonic()
 
     def unknown(self, keys: Iterable[int]) -> set[int]:
-        """Those of these keys that are new, or not written down yet."""
+        """Return those of these keys that are new, or not written to disk yet."""
         return self._state.unknown(set(keys))
 
     async def counts(self) -> Counts:
         return self._state.counts()
 
     async def steer(self, job: JobState) -> None:
-        """Pause, resume or stop the job. The state survives this process, except that a stop ends with the run."""
+        """Pause, resume, or stop the job. The state survives this process, except that a stop ends with the run."""
         async with self._lock:
             await to_the_end(self._keep_job(job))
         self._notify()
@@ -659,7 +662,7 @@ class EmbeddedFrontier:
         self._state.job = job
 
     async def limit(self, settings: Settings) -> None:
-        """Continue with these settings, which differ from the last ones in limits and delays only."""
+        """Apply these settings, which differ from the current ones in limits and delays only."""
         async with self._lock:
             self._state.limit(settings)
         self._notify()
@@ -672,7 +675,7 @@ class EmbeddedFrontier:
         return await self.find(key_of(self.secret, url))
 
     async def find(self, key: int) -> Mapping[str, Any] | None:
-        """All that is known of the URL with this key; None if it was never seen."""
+        """Return everything that is stored about the URL with this key; None if it was never seen."""
         if key not in self._state.seen:
             return None
         # The file has no index on keys: a thread scans it, and the crawl continues.
@@ -695,7 +698,7 @@ class EmbeddedFrontier:
         return self._state.every_site(cursor, limit)
 
     async def aclose(self) -> None:
-        """Write what has gathered since the last change, and close the journal. Leases are void from now on."""
+        """Write pending changes, and close the journal. All leases are void from now on."""
         if self._keeping is not None:
             await asyncio.wait((self._keeping,))
         async with self._lock:
@@ -707,7 +710,7 @@ class EmbeddedFrontier:
 
 
 def open_memory(settings: Settings, *, clock: Clock, secret: bytes) -> EmbeddedFrontier:
-    """A frontier that lives and dies with this process."""
+    """Open a frontier that ends with this process."""
     past = Past()
     past.secret = secret
     return EmbeddedFrontier(MemoryJournal(), past, settings=settings, clock=clock)

@@ -38,10 +38,10 @@ class Change:
     sites: list[tuple[int, str]] = field(default_factory=list)
     """New sites: number, name."""
     urls: list[tuple[int, Request, int, int]] = field(default_factory=list)
-    """New URLs: number, request, number of the site, number of the page that linked here (0: a seed)."""
+    """New URLs: number, request, number of the site, number of the page with the link (0: a seed)."""
     outcomes: list[OutcomeRow] = field(default_factory=list)
     notes: dict[int, JournalSite] = field(default_factory=dict)
-    """Site number -> everything known of it; replaces what was written before."""
+    """Site number -> the complete site state; replaces what was written before."""
     lapses: dict[int, int] = field(default_factory=dict)
     """Number -> how many workers were lost while they held the URL; 0 once it has an outcome."""
     hints: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Change:
     hastened: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Number -> reported time of the page's last change, and when its visit is due because of that."""
     marks: Mapping[str, int] | None = None
-    """Lengths of the output files, with which the records of these outcomes end. A start cuts off what lies beyond."""
+    """Lengths of the output files up to the records of these outcomes. A start cuts off everything beyond."""
     job: JobState | None = None
 
 
@@ -94,15 +94,17 @@ class Past:
     """As in a change, for URLs without a visit since. Read it after the outcomes."""
 
     def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
-        """Number, name, and what is stored of the site."""
+        """Return number, name, and stored state of each site."""
         yield from ()
 
     def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
-        """Row, number of the URL, status, when it is due again, whether it left a state; oldest first."""
+        """Return row, number of the URL, status, due time, and whether it has a state, of each outcome; oldest
+        first."""
         yield from ()
 
     def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Number, key, site, priority, depth and hops; in the order in which they were found. There may be millions."""
+        """Return number, key, site, priority, depth, and hops of each URL in the order of discovery. There may be
+        millions."""
         yield from ()
 
 
@@ -120,8 +122,8 @@ class NotAtHand(FrontierError):
 async def to_the_end(change: Coroutine[Any, Any, object]) -> None:
     """Run a change to its end even if the caller is cancelled; the cancellation is raised afterwards.
 
-    A change that is on disk and not in memory would make the owner hand out work that is done, so nothing may come
-    between its writing and its application."""
+    A change that is on disk but not in memory would make the owner lease out finished work, so nothing may come between
+    writing and applying it."""
     task = asyncio.ensure_future(change)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -136,30 +138,30 @@ async def to_the_end(change: Coroutine[Any, Any, object]) -> None:
 
 
 class Journal(Protocol):
-    """Where changes go.
+    """Stores changes durably.
 
-    `write` is called by one caller at a time. `load` runs in the event loop, and must not wait for a disk or a
-    network: raise `NotAtHand` instead. `lookup` is called in a thread, while `write` may be under way."""
+    `write` is called by one caller at a time. `load` runs in the event loop, and must not wait for a disk or a network:
+    raise `NotAtHand` instead. `lookup` is called in a thread, possibly while `write` runs."""
 
     async def write(self, change: Change) -> Sequence[int]:
-        """Write a change durably, and return the row of each of its outcomes; raise with nothing written."""
+        """Write a change durably, and return the row of each outcome. On an error nothing may have been written."""
         ...
 
     def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
-        """The requests of these numbers, in this order, each with the `state` of the row that `visits` names."""
+        """Return the requests of these numbers, in this order, each with the `state` of the row that `visits` names."""
         ...
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        """The history of one URL; None if it is not known."""
+        """Return the history of one URL; None if it is unknown."""
         ...
 
     def close(self) -> None:
-        """Finish what is being written, and release the store."""
+        """Finish a running write, and release the store."""
         ...
 
 
 class MemoryJournal:
-    """A journal that dies with the process."""
+    """A journal in memory, lost with the process."""
 
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
@@ -207,7 +209,7 @@ class MemoryJournal:
 
 
 def standing(attempts: Sequence[Mapping[str, Any]], *, closed: str, is_parked: bool, now: float) -> dict[str, Any]:
-    """The state of a URL by its stored outcomes, on a site that may be `closed`; `now` is epoch seconds."""
+    """Return the state of a URL by its stored outcomes, on a site that may be `closed`; `now` is epoch seconds."""
     if is_parked:
         return {"state": "parked"}
     tries = 0
@@ -227,7 +229,7 @@ def standing(attempts: Sequence[Mapping[str, Any]], *, closed: str, is_parked: b
 
 
 def site_view(name: str, row: JournalSite | None, *, settings: Settings, now: float) -> dict[str, Any]:
-    """A site by what the journal stores of it: without its queue and its leases, which only the owner knows."""
+    """Return a site as the journal stores it, without its queue and leases, which only the owner has."""
     kept, own = row or JournalSite(0.0, 0.0, {}, {}, ""), settings.for_site(name)
     return {
         "site": name,

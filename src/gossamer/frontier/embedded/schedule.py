@@ -1,30 +1,30 @@
 """The schedule: sites, their lanes, and their queues, in memory.
 
-A lane is the right to fetch from a site, one request at a time. A site has one lane, or several that keep its rate
-together. Leases are on lanes, never on requests: the holder of a lane keeps the site's delay, and two workers cannot
-fetch from a one-lane site at once (P2, P5).
+A lane is the right to fetch from a site, one request at a time. A site has one lane, or several that together keep its
+rate. Leases are on lanes, never on requests: the holder of a lane keeps the site's delay, and two workers cannot fetch
+from a one-lane site at once (P2, P5).
 
-A lane waits in a heap under the time when it is ready:
+Lanes are in a heap, ordered by the time when they are ready:
 
-    leased          the end of its lease + delay (an expired lease needs no sweeper: it comes up by itself)
+    leased          the end of its lease + delay (an expired lease needs no sweeper: it becomes due like any other lane)
     free, queued    max(next allowed, the site's hold)
     free, delayed   max(next allowed, the site's hold, the earliest due time)
     nothing to do   not in the heap
 
 Entries are not moved or deleted when a lane changes; `heapq` cannot do either cheaply. `Lane.heap_at` names the one
-entry that is valid. A lane that is ready earlier gets a second entry at once (`wake`); one that is ready later keeps
-its entry until that reaches the top, where `_first` compares it with `_ready_at` and enters it again. So the valid
-entry of a lane is never later than the lane is ready, and renewing a lease pushes nothing.
+entry that is valid. A lane that is ready earlier gets a second entry at once (`wake`). One that is ready later keeps
+its entry until it reaches the top, where `_first` compares it with `_ready_at` and inserts it again. So the valid entry
+of a lane is never later than the lane is ready, and renewing a lease pushes nothing.
 
-A lease that ends is found at its end + delay, not at its end: its holder may have sent a request in the last moment,
-and nobody knows. While a lane is being settled (`settling`), it is never ready.
+An expired lease is found at its end + delay, not at its end: its holder may have sent a request in the last moment.
+While a lane has a commit under way (`settling`), it is never ready.
 
-Lanes of sites that have had their share of the fetches wait in a second heap, which is read only when no lane of the
-first one is ready (see `share`).
+Lanes of sites over their quota wait in a second heap, which is read only when no lane of the first one is ready (see
+`share`).
 
-The requests of a batch are in no queue while they are leased: they are in `Lane.batch`, and go back to the head of the
-queue when the lane is freed. The counters `queued`, `delayed` and `leased` move with them, and `finished` depends on
-their sum (P6). A request that was lost twice with its worker is kept apart in `suspects`, and goes out alone (P10)."""
+Leased requests are in no queue: they are in `Lane.batch`, and go back to the head of the queue when the lane is freed.
+The counters `queued`, `delayed`, and `leased` move with them, and `finished` depends on their sum (P6). A request that
+was lost twice with its worker is kept separately in `suspects`, and leased alone (P10)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gossamer.settings import Settings
 class Level:
     """Requests of one rank, 8 bytes each: a job may have tens of millions.
 
-    `head` is the place of the first one that is left; what lies before it is cut off now and then."""
+    `head` is the position of the first remaining one; the array before it is cut off from time to time."""
 
     __slots__ = ("head", "ids")
 
@@ -76,9 +76,9 @@ class Level:
 
 
 class Queue:
-    """A site's requests in the order in which they are to be fetched.
+    """A site's requests in fetch order.
 
-    `front` is a stack of those that go before all others: redirects, and requests of returned batches. `levels` has
+    `front` is a stack of requests that precede all others: redirects, and requests of returned batches. `levels` has
     the others by rank, and `ranks` the ranks in order."""
 
     __slots__ = ("front", "levels", "ranks", "size")
@@ -187,11 +187,11 @@ class Lane:
 
 
 class Site:
-    """All that is known of a site.
+    """The schedule's state of a site.
 
-    `delay` is the larger of the setting and what the site asked for (`asked_delay`). `hold_until` bars all lanes at
-    once, after a 429 for example. `delayed` is a heap of retries and revisits by time. A site with `closed`, the
-    reason, hands out nothing more. Its budget counts what was stored and what is leased."""
+    `delay` is the larger of the setting and what the site asked for (`asked_delay`). `hold_until` blocks all lanes at
+    once, for example after a 429. `delayed` is a heap of retries and revisits by time. A site with `closed`, the
+    reason, leases out nothing more. Its budget counts stored and leased requests."""
 
     __slots__ = (
         "asked_delay",
@@ -232,7 +232,7 @@ class Site:
         self.closed = ""
 
     def room(self) -> int:
-        """How many more requests the site's budget allows to lease now."""
+        """Return how many more requests the site's budget allows to lease now."""
         return 1 << 62 if self.budget is None else self.budget - self.stored - self.leased
 
 
@@ -259,7 +259,7 @@ class Schedule:
         self._first_again = count(-(1 << 62))
 
     def site(self, name: str, number: int, *, ready_at: float = 0.0) -> Site:
-        """The site of that name, made if it is new."""
+        """Return the site of that name, created if it is new."""
         site = self.sites.get(name)
         if site is None:
             site = self.sites[name] = Site(number, name, self.settings)
@@ -289,7 +289,7 @@ class Schedule:
         self.wake(site)
 
     def withdraw(self, site: Site, number: int) -> bool:
-        """Take a request out of a site's queue, suspects, or delayed requests; whether it was there."""
+        """Take a request out of a site's queue, suspects, or delayed requests; return whether it was there."""
         if site.queue.discard(number):
             self.queued -= 1
             return True
@@ -308,13 +308,13 @@ class Schedule:
         return True
 
     def hasten(self, site: Site, due: Mapping[int, float]) -> None:
-        """Bring delayed requests forward; those that are due sooner, or not delayed any more, stay as they are."""
+        """Bring delayed requests forward; those that are due sooner, or no longer delayed, stay as they are."""
         site.delayed = [(min(at, due.get(number, at)), number) for at, number in site.delayed]
         heapq.heapify(site.delayed)
         self.wake(site)
 
     def wake(self, site: Site) -> None:
-        """Enter the site's lanes into the heap, or enter them again where they are ready earlier than entered."""
+        """Enter the site's lanes into the heap, or again where they are ready earlier than entered."""
         for lane in site.lanes:
             ready_at = self._ready_at(lane)
             if ready_at is not None and (lane.heap_at is None or ready_at < lane.heap_at):
@@ -323,12 +323,12 @@ class Schedule:
     def _enter(self, lane: Lane, ready_at: float, order: int | None = None) -> None:
         lane.heap_at = ready_at
         order = next(self.order) if order is None else order
-        # A held lane never waits in the second heap: the end of its lease must be noticed in any case.
+        # A held lane never goes into the second heap: its expiry must be noticed in any case.
         lane.over_quota = not lane.token and not self.share.left(lane.site.name)
         heapq.heappush(self._over_quota if lane.over_quota else self._heap, (ready_at, order, lane))
 
     def _ready_at(self, lane: Lane) -> float | None:
-        """When a lane is ready, by the table of this module; None if there is nothing to do for it."""
+        """Return when a lane is ready (see the table of this module); None if it has nothing to do."""
         site = lane.site
         if lane.token:
             return NEVER if lane.settling else lane.expires_at + self.lane_delay(site)
@@ -356,7 +356,7 @@ class Schedule:
         return RegionView(ready=ready, later=later, soon=soon, due_in=due_in)
 
     def lane_delay(self, site: Site) -> float:
-        """The gap that one lane keeps, so that all lanes together keep the site's rate."""
+        """Return the seconds between two requests of one lane, so that all lanes together keep the site's rate."""
         return site.delay * len(site.lanes)
 
     def due(self, now: float, *, over_quota: bool = True) -> Iterator[Lane]:
@@ -379,12 +379,12 @@ class Schedule:
             yield first[1]
 
     def dispatch(self, site: Site, count: int) -> None:
-        """Count requests that are handed out against the site's share."""
+        """Count leased requests against the site's quota."""
         self.share.count(site.name, count)
         self._come_back()
 
     def _come_back(self) -> None:
-        """When the window of the shares moves, enter the lanes of the second heap again: they may have room."""
+        """Insert the lanes of the second heap again when the quota window moves: their sites may have quota."""
         if self._turn != self.share.turns:
             self._turn = self.share.turns
             waiting = {id(lane): lane for at, _, lane in self._over_quota if lane.heap_at == at}
@@ -394,12 +394,12 @@ class Schedule:
                 self._enter(lane, lane.heap_at)
 
     def next_due(self) -> float | None:
-        """When the next lane is ready; None if none will be before something changes."""
+        """Return when the next lane is ready; None if none will be before something changes."""
         first = self.next_turn()
         return None if first is None else first[0]
 
     def next_turn(self, *, over_quota: bool = True) -> tuple[float, int] | None:
-        """The same, with the place of the lane among those that are ready at the same time."""
+        """Return when the next lane is ready, and its place among lanes that are ready at the same time."""
         self._come_back()
         heaps = (self._heap, self._over_quota) if over_quota else (self._heap,)
         firsts = [(found[0], heap[0][1]) for heap in heaps if (found := self._first(heap)) is not None]
@@ -407,11 +407,11 @@ class Schedule:
         return None if first[0] == NEVER else first
 
     def has_due_revisits(self, now: float) -> bool:
-        """Whether any site has a delayed request that is due, even if the site is on hold."""
+        """Return whether any site has a delayed request that is due, even if the site is on hold."""
         return any(site.delayed and site.delayed[0][0] <= now for site in self.sites.values())
 
     def _first(self, heap: list[tuple[float, int, Lane]]) -> tuple[float, Lane] | None:
-        """The first entry of a heap that is valid and true: invalid ones are dropped, late ones enter again."""
+        """Return the first valid entry of a heap: invalid entries are dropped, late ones inserted again."""
         while heap:
             entered_at, _, lane = heap[0]
             valid = lane.heap_at == entered_at and lane.over_quota == (heap is self._over_quota)
@@ -428,7 +428,7 @@ class Schedule:
     def take(self, site: Site, count: int, now: float, *, suspect: bool) -> list[int]:
         """Take up to `count` due requests out of the site's queue.
 
-        With `suspect`, a site that has suspects gives one of them, alone. Without, its other requests go out."""
+        With `suspect`, a site that has suspects returns one of them, alone. Without, it returns its other requests."""
         due = []
         while site.delayed and site.delayed[0][0] <= now:
             _, number = heapq.heappop(site.delayed)
@@ -446,9 +446,9 @@ class Schedule:
         return taken
 
     def give_back(self, site: Site, numbers: Collection[int], *, first: bool = False) -> None:
-        """Undo `take` for requests that could not be read. Among equals the lane is then the last, or the `first`.
+        """Undo `take` for requests that could not be read. Among lanes of equal time the lane is then last, or `first`.
 
-        The first: the same lease is repeated in a moment. The last: a lane that fails must not block the others."""
+        First: the same lease is repeated in a moment. Last: a lane that fails must not block the others."""
         self._put_back(site, numbers)
         self.queued += len(numbers)
         for lane in site.lanes:
@@ -468,7 +468,7 @@ class Schedule:
         self._enter(lane, expires_at + self.lane_delay(lane.site))
 
     def settle(self, lane: Lane, key: int) -> int | None:
-        """Take one request out of a lane's batch; its number, or None if it is not there (any more)."""
+        """Take one request out of a lane's batch; return its number, or None if it is no longer there."""
         number = lane.batch.pop(key, None)
         if number is not None:
             lane.site.leased -= 1
@@ -476,7 +476,7 @@ class Schedule:
         return number
 
     def free(self, lane: Lane, now: float) -> None:
-        """End a lane's lease: it is ready one delay from now, and the rest of its batch at the head of the queue."""
+        """End a lane's lease: it is ready one delay from now, and the rest of its batch is at the head of the queue."""
         site = lane.site
         if lane.batch:
             site.leased -= len(lane.batch)
@@ -494,7 +494,7 @@ class Schedule:
         site.suspects.extend(number for number in numbers if self.lapses.get(number, 0) >= 2)
 
     def close(self, site: Site, reason: str) -> int:
-        """Drop all that waits on a site, but not what is leased; how many requests, revisits not counted."""
+        """Drop everything queued on a site, but no leased requests; return how many, revisits not counted."""
         dropped = site.queue.clear() + len(site.suspects)
         site.suspects.clear()
         self.queued -= dropped

@@ -123,7 +123,7 @@ class Compaction:
             connection.close()
 
     def close(self) -> None:
-        """End the search, and wait for its thread."""
+        """Stop the search, and wait for its thread."""
         with self._guard:
             if self._connection is not None:
                 self._connection.interrupt()
@@ -137,7 +137,7 @@ _NETWORK_FILESYSTEMS = frozenset(
 
 
 def holder(path: Path) -> str:
-    """The owner of a frontier file, as `pid N`; empty if there is none."""
+    """Return the owner of a frontier file, as `pid N`; empty if there is none."""
     try:
         lock = claim(path)
     except Held:
@@ -219,9 +219,9 @@ _decode = msgspec.json.Decoder().decode
 
 
 def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> EmbeddedFrontier:
-    """The frontier in this file, made if it is not there. This process owns it until it is closed.
+    """Open the frontier in this file, created if it does not exist. This process owns it until it is closed.
 
-    The lock comes first: nothing of the file is read or made before it is certain that nobody else does."""
+    The lock comes first: nothing of the file is read or created before this process is certain to be the only owner."""
     with ExitStack() as undo:
         try:
             lock = claim(path)
@@ -392,7 +392,7 @@ class SqliteJournal:
 
 
 def _create(path: Path) -> None:
-    """Make an empty frontier. It gets its name last: a kill on the way leaves no half file, which would be refused."""
+    """Create an empty frontier. It gets its name last: a crash leaves no half file, which would be refused."""
     temporary = path.with_name(path.name + "-new")
     for leftover in (temporary, temporary.with_name(temporary.name + "-journal")):
         leftover.unlink(missing_ok=True)
@@ -452,8 +452,7 @@ def _outcome_rows(change: Change, first: int) -> Iterator[tuple[Any, ...]]:
 
 
 class _SqlitePast(Past):
-    """What the file has stored. Making it raises the epoch in the file: no token is given out before that is
-    durable."""
+    """What the file has stored. Creating it raises the epoch in the file durably, before any token is issued."""
 
     def __init__(self, reader: sqlite3.Connection, writer: sqlite3.Connection) -> None:
         self._reader = reader
@@ -491,7 +490,7 @@ def check_format(path: Path) -> None:
     Files of up to 64 MB are checked for damage; larger ones would delay the start."""
     with path.open("rb") as file:
         head = file.read(100)
-    keep = "it was left as it is; move it away, or choose another --job"
+    keep = "the file was not changed; move it away, or choose another --job"
     if not head.startswith(b"SQLite format 3\0"):
         what = "is empty" if not head else "is not a Gossamer frontier"
         raise SchemaMismatch(f"{path} {what}", hint=keep)
@@ -510,7 +509,7 @@ def check_format(path: Path) -> None:
     if identity != APPLICATION_ID:
         raise SchemaMismatch(f"{path} is a SQLite file of another program", hint=keep)
     if version < 1:
-        raise SchemaMismatch(f"{path} is not a whole Gossamer frontier (format {version})", hint=keep)
+        raise SchemaMismatch(f"{path} is not a complete Gossamer frontier (format {version})", hint=keep)
     if version > FORMAT:
         raise SchemaMismatch(
             f"{path} was written by a newer Gossamer (format {version}, this one reads {FORMAT})",

@@ -1,9 +1,9 @@
 """Reads a frontier file without owning it.
 
-For commands that ask about a job at rest, and for the service. Nothing is locked, restored or written, so reading never
-stands in an owner's way; where no write-ahead log has to be read, the file is opened as immutable and SQLite creates no
-files beside it. Only what is committed can be read: leases and the state of the queues are known to a running owner
-alone, which answers over its socket (`engine/coordinator.py`)."""
+For commands that look at a job that is not running, and for the service. Nothing is locked, restored, or written, so
+reading never blocks an owner. If there is no write-ahead log to read, the file is opened as immutable, and SQLite
+creates no files next to it. Only committed data can be read: leases and the state of the queues are in the memory of a
+running owner, which answers over its socket (`engine/coordinator.py`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ decode_memo = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class SqliteLook:
-    """Looks up URLs and sites in a frontier file, as its owner would, as far as the answers are stored."""
+    """Looks up URLs and sites in a frontier file, as its owner would, as far as the data are stored."""
 
     def __init__(self, path: Path, settings: Settings, *, clock: Clock) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class SqliteLook:
         return await asyncio.to_thread(self._read, self._site, name)
 
     def _read(self, work: Any, text: str) -> Any:
-        """Run `work` over a connection that is opened for it: an owner may replace or remove the file at any time."""
+        """Run `work` over a new connection: an owner may replace or remove the file at any time."""
         log = self._path.with_name(self._path.name + "-wal")
         # Without a log to read, do not let SQLite create files there.
         how = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
@@ -86,7 +86,7 @@ class SqliteLook:
 
 
 def stored_pages(connection: sqlite3.Connection) -> int:
-    """Number of pages that the job has stored, including visits that were compacted away."""
+    """Return the number of pages that the job has stored, including visits that were compacted away."""
     found: int = connection.execute("SELECT count(*) FROM outcomes WHERE status IN (1, 2)").fetchone()[0]
     with suppress(sqlite3.OperationalError):
         # Files of earlier versions have no such table.
@@ -95,7 +95,7 @@ def stored_pages(connection: sqlite3.Connection) -> int:
 
 
 def story(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:
-    """The stored history of one URL; None if it is not there."""
+    """Return the stored history of one URL; None if it is unknown."""
     row = connection.execute(
         "SELECT u.number, u.url, s.name, u.depth, u.priority, p.url, u.extra FROM urls u"
         " JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.key = ?",
@@ -123,13 +123,13 @@ def story(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:
 
 
 def translated(error: sqlite3.Error, path: Path) -> FrontierError:
-    """The error of this project for one of SQLite: worth waiting for, or the end of the run."""
+    """Translate an SQLite error: Unavailable if waiting may help, else an error that ends the run."""
     code = getattr(error, "sqlite_errorname", "")
     if code.startswith(
         ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN")
     ):
         return Unavailable(f"{path}: {error}", hint="the crawl waits and tries again; free some disk space")
-    return SchemaMismatch(f"{path}: {error}", hint="the file was left as it is")
+    return SchemaMismatch(f"{path}: {error}", hint="the file was not changed")
 
 
 _MOST_SITES = 10_000
@@ -148,17 +148,18 @@ class SqliteCounts:
 
     @property
     def is_old(self) -> bool:
-        """Whether the file has changed since this object was made."""
+        """Return whether the file has changed since this object was made."""
         return _stamp(self._path) != self._stamp
 
     def counts(self, settings: Settings) -> Counts:
-        """The counts, without what only a running owner knows: leased requests, and sites that are ready or on hold."""
+        """Return the counts, without leased requests and sites that are ready or on hold, which only a running owner
+        has."""
         with self._lock:
             if self._counts is None:
                 self._counts = self._read(_count)
             found = self._counts
         is_full = settings.max_pages is not None and found.stored >= settings.max_pages
-        # A continuous crawl waits for revisits, of which there are some wherever there are pages.
+        # A continuous crawl waits for revisits, which exist wherever there are pages.
         is_done = is_full or not (found.queued + found.delayed or settings.recrawl)
         return msgspec.structs.replace(found, job="finished" if is_done else "running", finished=is_done)
 
@@ -171,7 +172,9 @@ class SqliteCounts:
         return [_with_delay(site, settings) for site in found[:limit]]
 
     def every_site(self, cursor: str, limit: int, settings: Settings) -> tuple[list[Mapping[str, Any]], str]:
-        """Sites by their numbers, and the cursor for the next call. Queues are not counted: that reads every URL."""
+        """Return sites by number, and the cursor for the next call.
+
+        Queues are not counted: that would read every URL."""
         rows = self._read(lambda connection: _some_sites(connection, int(cursor or 0), limit))
         found = [_with_delay(site, settings) for _, site in rows]
         return found, str(rows[-1][0]) if len(rows) == limit else ""
@@ -190,12 +193,12 @@ class SqliteCounts:
 
 
 def survey(path: Path) -> SqliteCounts:
-    """The counts of a file, read when they are first asked for."""
+    """Return the counts of a file, read on first use."""
     return SqliteCounts(path)
 
 
 def _stamp(path: Path) -> tuple[float, ...]:
-    """Time and size of the file and of its log: a commit changes one of them."""
+    """Return time and size of the file and of its log: a commit changes one of them."""
     found: list[float] = []
     for one in (path, path.with_name(path.name + "-wal")):
         try:
@@ -207,7 +210,7 @@ def _stamp(path: Path) -> tuple[float, ...]:
 
 
 def _count(connection: sqlite3.Connection) -> Counts:
-    """Counts by the last final outcome of each URL. What has none is queued, unless its site is closed."""
+    """Count URLs by their last final outcome. A URL without one is queued, unless its site is closed."""
     known = _number(connection, "SELECT max(number) FROM urls")
     sites = _number(connection, "SELECT max(number) FROM sites")
     stored = stored_pages(connection)

@@ -1,18 +1,18 @@
-"""All that the embedded frontier knows, in memory, and how it is rebuilt from the journal at start.
+"""The memory of the embedded frontier, and how it is rebuilt from the journal at start.
 
-`State` adds to the schedule what is not a matter of time: which keys are known, what is leased under which token, what
-was lost with its worker, and when the job is over. It writes nothing and never waits. `frontier` changes it only after
-the journal has written the change, with two exceptions that it can take back or make up for:
+`State` adds to the schedule everything that does not depend on time: which keys are known, what is leased under which
+token, what was lost with its worker, and when the job is finished. It writes nothing and never waits. `frontier`
+changes it only after the journal has written the change, with two exceptions that it can undo:
 
-- Keys enter the seen set when a change is planned, before it is written: two pages in one commit may have the same
-  link. `unwritten` has them meanwhile, so that `unknown` still reports them as new; `forget` removes them if the write
-  fails. If they were reported as known in between, workers would never send these links again (P1, P3).
-- Losses are counted when they are seen, and gather in `new_lapses` until the next write. If the owner dies before, the
-  requests have one loss less, no more.
+- Keys enter the seen set when a change is planned, before it is written, because two pages in one commit may have the
+  same link. Meanwhile they are in `unwritten`, so that `unknown` still reports them as new; `forget` removes them if
+  the write fails. If they were reported as known before that, workers would never send these links again (P1, P3).
+- Losses are counted when they are found, and collected in `new_lapses` until the next write. If the owner dies before
+  that, the requests have one loss less.
 
-`restore` reads the sites first, then all outcomes, then all URLs, in one pass each: the last outcome of a URL decides
-whether it is done, or when it comes again, and a URL without one is queued. Leases are not stored, so what was leased
-is queued again (P9), and every site waits one delay, since a request may just have gone out (P5). Times in the journal
+`restore` reads the sites first, then all outcomes, then all URLs, in one pass each. The last outcome of a URL decides
+whether it is done, or when it is due again; a URL without one is queued. Leases are not stored, so leased requests are
+queued again (P9), and every site waits one delay, since a request may just have been sent (P5). Times in the journal
 are epoch seconds; a wall clock that was set back must not make a hold endless, so holds are capped."""
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ NO_LIMIT = 1 << 62
 
 
 class State:
-    """The memory of one job. It reads the clock, and writes nothing: the journal does, before anything changes here."""
+    """The memory of one job. It reads the clock and writes nothing: the journal writes each change before it is
+    applied."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings = settings
@@ -63,12 +64,12 @@ class State:
         self._totals = {kept.DONE: 0, kept.FAILED: 0, kept.SKIPPED: 0, kept.PARKED: 0}
 
     def count(self, status: int, by: int = 1) -> None:
-        """Count URLs that reached this final status; a retry is none."""
+        """Count URLs that reached this final status; a retry is not final."""
         if status in self._totals:
             self._totals[status] += by
 
     def site(self, name: str, number: int = 0) -> Site:
-        """The site of that name, made if it is new."""
+        """Return the site of that name, created if it is new."""
         site = self.schedule.sites.get(name)
         if site is None:
             now = self.clock.monotonic()
@@ -84,15 +85,15 @@ class State:
         site.delay = max(self.settings.for_site(site.name).delay or 0.0, asked_delay)
 
     def limit(self, settings: Settings) -> None:
-        """Apply other limits and delays from now on; leases that are out keep the delay they were given."""
+        """Apply other limits and delays from now on; current leases keep their delay."""
         self.settings = self.schedule.settings = settings
         for site in self.schedule.sites.values():
             self.slow_down(site, site.asked_delay)
 
     def plan_urls(self, change: Change, requests: Sequence[Request], parent: int) -> None:
-        """Number the requests that are new, and put them into the change; `forget` undoes that.
+        """Number the requests that are new, and add them to the change; `forget` undoes that.
 
-        A known request may carry a hint that its page has changed, which the change takes along."""
+        A known request may carry a hint that its page has changed, which is added to the change."""
         for request in requests:
             if request.key not in self.seen:
                 self.seen.add(request.key)
@@ -103,17 +104,17 @@ class State:
                 change.hints.setdefault(request.site, {})[request.key] = hint
 
     def unknown(self, keys: set[int]) -> set[int]:
-        """Those of these keys that are new, or not written down yet: if the write fails, they are new again."""
+        """Return those of these keys that are new, or not written yet: if the write fails, they are new again."""
         return (keys - self.seen) | (keys & self.unwritten)
 
     def forget(self, change: Change) -> None:
-        """Undo `plan_urls`: the change was not written. Its numbers are not used again."""
+        """Undo `plan_urls` because the change was not written. Its numbers are not used again."""
         keys = {request.key for _, request, _, _ in change.urls}
         self.seen -= keys
         self.unwritten -= keys
 
     def enqueue(self, change: Change) -> None:
-        """Queue the new URLs of a change that is on disk. On a closed site they end at once."""
+        """Queue the new URLs of a change that is on disk. On a closed site they are finished at once."""
         strategy = self.settings.strategy
         for number, request, _, _ in change.urls:
             self.unwritten.discard(request.key)
@@ -124,14 +125,15 @@ class State:
             rank = policy.rank(strategy, priority=request.priority, depth=request.depth, hops=request.hops)
             self.schedule.push(site, number, rank)
         if not self.unwritten:
-            # A set keeps its largest size, and each intersection with it walks over all of that.
+            # A set keeps its largest capacity, and each intersection with it walks over all of it.
             self.unwritten.clear()
 
     def lapse(self, lane: Lane, now: float, *, blamed: frozenset[int]) -> None:
         """Take a lane from a holder that is gone; `now` is when the lane is ready again.
 
-        Each blamed request has one loss more. With two it is a suspect, which is leased alone; with `max_deliveries` it
-        is parked for good (P10). The rest of the batch goes back to the head of the queue, unless it is blamed too."""
+        Each blamed request gets a loss. With two losses it is a suspect, which is leased alone; with `max_deliveries`
+        it is parked for good (P10). The rest of the batch goes back to the head of the queue, unless it is blamed too.
+        """
         schedule = self.schedule
         for key, number in list(lane.batch.items()):
             if number not in blamed:
@@ -143,7 +145,7 @@ class State:
         self.free(lane, now - schedule.lane_delay(lane.site))
 
     def lapse_lost(self, now: float) -> None:
-        """Take back all expired lanes. Needed where `due`, which would meet them, is not called."""
+        """Take back all expired lanes. Needed where `due`, which would find them, is not called."""
         for lane in list(self.held.values()):
             if self.is_lost(lane, now):
                 self.expire(lane, now)
@@ -151,8 +153,8 @@ class State:
     def expire(self, lane: Lane, now: float) -> None:
         """Take back a lane whose lease has expired, with a loss for its requests unless the holder is excused.
 
-        All of the batch is blamed: nothing names the request that the holder had in hand. Innocent ones lose the
-        count as soon as they have an outcome."""
+        The whole batch is blamed, because nothing names the request that the holder was handling. Innocent requests
+        lose the count as soon as they have an outcome."""
         self.lapse(lane, now, blamed=frozenset() if lane.excused else frozenset(lane.batch.values()))
 
     def blame(self, number: int, site: Site) -> None:
@@ -167,27 +169,27 @@ class State:
             schedule.push(site, number, policy.HEAD)
 
     def hold(self, lane: Lane) -> None:
-        """Enter the lane under its token: a worker has it from now on."""
+        """Register a leased lane under its token."""
         self.held[lane.token] = lane
         if lane.suspect:
             self.held_suspects[lane.token] = lane
 
     def is_lost(self, lane: Lane, now: float) -> bool:
-        """Whether the lane's lease ended one delay ago or earlier, and no commit holds it."""
+        """Return whether the lane's lease ended one delay ago or earlier, and no commit holds it."""
         return not lane.settling and lane.expires_at + self.schedule.lane_delay(lane.site) <= now
 
     def has_suspect(self, worker: str, now: float) -> bool:
-        """Whether the worker holds a suspect already: with two, its death would not show which one it was."""
+        """Return whether the worker already holds a suspect: with two, its death would not show which one caused it."""
         held = self.held_suspects.values()
         return any(lane.worker == worker and not self.is_lost(lane, now) for lane in held)
 
     def next_expiry(self) -> float | None:
-        """When the first of the held lanes is taken back, unless its holder renews it."""
+        """Return when the first of the held lanes is taken back, unless its holder renews it."""
         ends = (lane.expires_at + self.schedule.lane_delay(lane.site) for lane in self.held.values())
         return min(ends, default=None)
 
     def was_settled(self, outcome: Outcome) -> bool:
-        """Whether the last batch that the outcome's lane settled to its end had this token: then it is a repetition."""
+        """Return whether the outcome's lane completed its last batch under this token: then it is a repetition."""
         site = self.schedule.sites.get(outcome.site)
         lanes = site.lanes if site is not None else []
         return outcome.lane < len(lanes) and lanes[outcome.lane].last_token == outcome.token
@@ -195,7 +197,7 @@ class State:
     def free(self, lane: Lane, now: float) -> None:
         """End a lane's lease: it is ready for others one delay from `now`.
 
-        The site may have been closed while the lane was out: what just came back is dropped then."""
+        The site may have been closed while the lane was leased: what comes back is dropped then."""
         site = lane.site
         self.held.pop(lane.token, None)
         self.held_suspects.pop(lane.token, None)
@@ -208,24 +210,25 @@ class State:
         self.news += 1
 
     def close(self, site: Site, reason: str) -> None:
-        """Drop all that waits on a site, and count it as failed or skipped."""
+        """Drop everything that waits on a site, and count it as failed or skipped."""
         self.count(closed_status(reason), self.schedule.close(site, reason))
 
     def spend(self, site: Site) -> None:
-        """Close a site whose budget is used up, once nothing of it is leased: what is leased may still come back."""
+        """Close a site whose budget is used up, once none of its lanes is leased: leased requests may still come
+        back."""
         if not site.leased and not site.closed:
             self.close(site, "budget")
             self.news += 1
 
     def room(self) -> int:
-        """How many more requests `max_pages` allows to lease now: what is leased counts as if stored."""
+        """Return how many more requests `max_pages` allows to lease now: a leased request counts as if stored."""
         limit = self.settings.max_pages
         return NO_LIMIT if limit is None else limit - self.stored - self.schedule.leased
 
     def is_over(self) -> bool:
-        """Whether nothing is left to hand out, and nothing is leased that could bring more (P6).
+        """Return whether nothing is left to lease, and nothing is leased that could bring more (P6).
 
-        A held site has its requests in the queue still, and a retry is delayed, so neither is forgotten. Revisits that
+        A held site still has its requests in the queue, and a retry is delayed, so neither is forgotten. Revisits that
         are not due yet do not count, except in a continuous crawl, which waits for them."""
         schedule = self.schedule
         if schedule.leased:
@@ -240,11 +243,11 @@ class State:
 
     @property
     def job_state(self) -> JobState:
-        """What the job is doing."""
+        """Return whether the job is running, paused, stopping, or finished."""
         return "finished" if self.job == "running" and self.is_over() else self.job
 
     def counts(self) -> Counts:
-        """The counts of the job. It walks over all sites."""
+        """Return the counts of the job. It walks over all sites."""
         schedule, now = self.schedule, self.clock.monotonic()
         ready = held = 0
         for site in schedule.sites.values():
@@ -274,7 +277,7 @@ class State:
         )
 
     def describe(self, site: Site) -> dict[str, Any]:
-        """A site in a list, for people."""
+        """Describe a site for a list."""
         return {
             "site": site.name,
             "queued": site.queue.size + len(site.suspects),
@@ -289,14 +292,14 @@ class State:
         }
 
     def every_site(self, after: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
-        """Sites in the order of their names, and the cursor for the next call."""
+        """Return sites by name, and the cursor for the next call."""
         sites = self.schedule.sites
         names = nsmallest(limit + 1, (name for name in sites if name > after))
         found: list[Mapping[str, Any]] = [self.describe(sites[name]) for name in names[:limit]]
         return found, names[limit - 1] if len(names) > limit else ""
 
     def inspect(self, site: Site) -> dict[str, Any]:
-        """All that is known of a site."""
+        """Return everything that is known about a site."""
         now, schedule = self.clock.monotonic(), self.schedule
         ready = (lane.expires_at + schedule.lane_delay(site) if lane.token else lane.next_at for lane in site.lanes)
         return {
@@ -309,7 +312,7 @@ class State:
         }
 
     def whereabouts(self, site: Site, key: int, story: Mapping[str, Any]) -> dict[str, Any]:
-        """The present state of a URL, given its history in the journal."""
+        """Return the present state of a URL, given its history in the journal."""
         for lane in site.lanes:
             if lane.token and key in lane.batch:
                 ends_in = max(0.0, lane.expires_at - self.clock.monotonic())
@@ -320,13 +323,13 @@ class State:
 
 
 def closed_status(reason: str) -> int:
-    """The status of requests on a closed site: skipped if its budget is used up, else failed."""
+    """Return the status of requests on a closed site: skipped if its budget is used up, else failed."""
     return kept.SKIPPED if reason == "budget" else kept.FAILED
 
 
 class _Endings(NamedTuple):
-    """The last status of each URL by number, the row and time of those that come again, and the number of stored visits
-    of those with several."""
+    """The last status by URL number; row and time of pending retries and revisits; stored visits of URLs with
+    several."""
 
     last: bytearray
     again: dict[int, tuple[int | None, float]]
@@ -336,8 +339,8 @@ class _Endings(NamedTuple):
 def restore(state: State, past: Past) -> None:
     """Fill an empty state from the journal.
 
-    A stop ends with the run that was stopped, so the job is running again. What has no outcome is queued, whether or
-    not it was leased when the last owner ended; a request with losses goes where its losses belong."""
+    A stop ends with the run that was stopped, so the job is running again. URLs without an outcome are queued, whether
+    or not they were leased when the last owner ended; a request with losses becomes a suspect or is parked."""
     shift = state.clock.monotonic() - state.clock.epoch()
     state.job = "running" if past.job == "stopping" else past.job
     state.schedule.lapses.update(past.lapses)
@@ -353,7 +356,7 @@ def restore(state: State, past: Past) -> None:
         site = sites[site_number]
         status = last[number] if number < known else 0
         if status == 0 and not site.closed and number not in schedule.lapses:
-            # The common case, without a function call each: there may be tens of millions.
+            # The common case without a function call for each: there may be tens of millions.
             site.queue.push(number, ranks[priority, depth, hops])
             schedule.queued += 1
             continue
@@ -402,7 +405,7 @@ def _sites(state: State, past: Past, shift: float) -> dict[int, Site]:
         site = found[number] = state.site(name, number)
         if row is not None:
             _remember(state, site, row, shift)
-        # Nobody knows when the last request of the previous run went out: each site waits one delay (P5).
+        # The time of the last request of the previous run is unknown: each site waits one delay (P5).
         for lane in site.lanes:
             lane.next_at = now + site.delay * (1 + lane.number)
     state.new_sites.clear()
@@ -439,7 +442,7 @@ def _endings(state: State, past: Past) -> _Endings:
         last[number] = status
         before, _ = again.pop(number, (None, 0.0))
         if again_at is not None:
-            # A retry without a state of its own goes out with that of the visit before it.
+            # A retry without a state of its own is leased with that of the visit before it.
             again[number] = (before if status == kept.RETRY and not has_state else row_number, again_at)
         state.last_number = max(state.last_number, number)
     return _Endings(last, again, visits)

@@ -314,7 +314,7 @@ def _read_chain(share: SharedFolder, shard: int) -> Chain:
         data = share.read(path)
         first = next(frames(memoryview(data), len(MAGIC)), None)
         if not data.startswith(MAGIC[: len(data)]):
-            raise SchemaMismatch(f"{share.root / path} is not a log of this version", hint="it was left as it is")
+            raise SchemaMismatch(f"{share.root / path} is not a log of this version", hint="the file was not changed")
         if first is None:
             # Its owner died before its first frame was whole: nothing was confirmed in it.
             continue

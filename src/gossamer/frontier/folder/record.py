@@ -173,7 +173,8 @@ def _read(share: SharedFolder, job: str) -> FolderJobRecord:
         record = msgspec.json.decode(data, type=FolderJobRecord)
     except msgspec.MsgspecError as error:
         raise SchemaMismatch(
-            f"{share.root / _RECORD} cannot be read: {error}", hint="it was left as it is; move it away to start anew"
+            f"{share.root / _RECORD} cannot be read: {error}",
+            hint="the file was not changed; move it away to start a new job",
         ) from None
     if record.format != FORMAT:
         raise SchemaMismatch(

@@ -89,7 +89,7 @@ async def hasten(call: Call, requests: Sequence[Request], settings: Settings, se
         for site, wanted in hints.items():
             await _Site(call, site, settings, secret, wanted).hasten()
     except FrontierError as error:
-        log.debug("visits are not brought forward: %s", error)
+        log.debug("could not bring revisits forward: %s", error)
 
 
 class _Site:
