@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -20,11 +21,13 @@ import pytest
 import redis
 
 from gossamer.engine.heartbeat import LIVE_SECONDS
+from gossamer.frontier.backends import open_fleet
 from gossamer.frontier.redis.server import job_key
 from gossamer.jobs.results_folder import count_records
 from gossamer.lab.simweb.log import fetched
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.lab.verify import children
+from gossamer.model import Heartbeat
 from gossamer.storage.segments import has_records
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -94,6 +97,17 @@ def crawl(machine: Machine, job: str, web: SimWeb, shared: Path) -> None:
         limits = ("--max-pages", str(most))
         machine.run("submit", *web.seeds, "--job", job, "--sink", f"jsonl:{shared}", *limits, *OPTIONS)
         work(machine, job, name)
+
+
+def beat(frontier: str, job: str, *, left: bool = False) -> None:
+    """Send the heartbeat of a worker that then is killed, or with `left` the one with which it leaves."""
+
+    async def send() -> None:
+        fleet = await open_fleet(frontier, job, worker="killed")
+        await fleet.beat(Heartbeat(worker="killed", left=left))
+        await fleet.aclose()
+
+    asyncio.run(send())
 
 
 def lose(folder: Path) -> int:
@@ -211,7 +225,10 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         assert (seen["state"], seen["results"]["missing"]) == ("finished", lost)
         assert f"gossamer repair {job} --frontier" in seen["warnings"][0]
         machine.run("status", job, "--check", code=1)
+        # So it is right after a worker was killed, which counts as alive for a while.
+        beat(frontier, job)
         failed = machine.run("export", job, "--format", "urls", code=1)
+        beat(frontier, job, left=True)
         assert f"{lost} of {sum(before.values())} stored pages" in failed.stderr
         assert not failed.stdout
         assert f"hint: gossamer repair {job}" in failed.stderr
@@ -277,7 +294,10 @@ def test_a_machine_dies_with_its_disk_in_mid_crawl(frontier: str, job: str, tmp_
         assert len(left) == len(set(left))
         assert lost
         assert (seen["state"], seen["results"]["missing"]) == ("finished", len(lost))
+        # So it is right after a worker was killed, which counts as alive for a while.
+        beat(frontier, job)
         failed = machine.run("export", job, "--format", "urls", code=1)
+        beat(frontier, job, left=True)
         assert f"{len(lost)} of 300 stored pages" in failed.stderr
 
         (tmp_path / "seeds").write_text("\n".join(web.seeds))

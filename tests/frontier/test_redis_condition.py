@@ -89,6 +89,31 @@ def test_replicas_that_may_lag_for_long_are_weak_where_that_loses_pages() -> Non
         assert "bad" in {one.state for one in found(replica.url)}
 
 
+def test_a_cluster_replica_that_is_disconnected_is_still_judged() -> None:
+    with ExitStack() as stack:
+        options = {**GOOD, **FAST, "cluster_enabled": "yes", "cluster_config_file": "nodes.conf"}
+        primary = stack.enter_context(RedisServer(**options))  # type: ignore[arg-type]
+        with RedisServer(**options) as replica:  # type: ignore[arg-type]
+            one, two = redis.Redis.from_url(primary.url), redis.Redis.from_url(replica.url)
+            one.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            two.execute_command("CLUSTER MEET", "127.0.0.1", primary.port)
+            own = one.execute_command("CLUSTER MYID").decode()
+            while own not in str(two.execute_command("CLUSTER NODES")):
+                two.ping()
+            two.execute_command("CLUSTER REPLICATE", own)
+            while own not in [node["master_id"] for node in one.execute_command("CLUSTER NODES").values()]:
+                one.ping()
+            two.close()
+        while (
+            one.info("replication")["connected_slaves"] or one.execute_command("CLUSTER INFO")["cluster_state"] != "ok"
+        ):
+            one.ping()
+        weak = [finding for finding in found(primary.url) if finding.state == "weak"]
+        one.close()
+    assert len(weak) == 1
+    assert "min-replicas-max-lag 8," in weak[0].mend
+
+
 def test_who_may_not_ask_is_told_what_goes_unnoticed() -> None:
     with RedisServer(**GOOD) as server:  # type: ignore[arg-type]
         with redis.Redis.from_url(server.url) as store:

@@ -137,7 +137,7 @@ async def _compare(name: str, frontier: str, place: StoredJob, *, incomplete: bo
             if not found.missing:
                 return
             what = f"{found.missing:,} of {found.stored:,} stored pages of job {name!r} have no record in {home}"
-            if found.is_live:
+            if not found.is_final:
                 say(f"warning: {what} yet: workers are at work")
                 return
             hint = f"{repair_command(name, frontier)} queues them again"

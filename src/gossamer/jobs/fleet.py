@@ -110,7 +110,7 @@ class FleetJob:
         if compared.missing:
             what = f"{compared.missing:,} of {compared.stored:,} stored pages have no record in {folder}"
             repair = repair_command(self.name, self.frontier)
-            warning = what + (" yet" if compared.is_live else f": {repair} queues them again")
+            warning = what + (f": {repair} queues them again" if compared.is_final else " yet")
         elif compared.forgotten:
             warning = forgotten_words(compared, await self.counts(), settings, self.name)
         return ResultsStatus(folder=folder, recorded=compared.recorded, missing=compared.missing, warning=warning)

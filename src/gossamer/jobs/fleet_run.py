@@ -160,7 +160,7 @@ class FleetRun:
         what = f"{found.missing:,} of {found.stored:,} stored pages have no record in {self.folder}"
         if self._own_results or not self.settings.results_id:
             log.warning("%s: other machines may have them", what)
-        elif found.is_live:
+        elif not found.is_final:
             log.warning("%s yet: other workers are at work", what)
         else:
             hint = f"{repair_command(self._job, self._url)} queues them again"

@@ -143,7 +143,14 @@ class Comparison(NamedTuple):
     stored: int
     recorded: int
     is_live: bool
-    """Whether workers are at work: then records of this moment may not be visible here yet."""
+    """Whether workers are at work."""
+    is_finished: bool
+    """Whether the job is finished: every page that counts as stored was recorded before."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether records that are missing now stay missing. While workers are at work, they may not be visible yet."""
+        return self.is_finished or not self.is_live
 
     @property
     def missing(self) -> int:
@@ -190,7 +197,7 @@ async def compare(fleet: ResultsWatch, folder: Path, *, but: str = "") -> Compar
         # A network file system may not show yet what another machine has written.
         await asyncio.to_thread(_look_afresh, folder)
         found = await asyncio.to_thread(count_records, folder, visits=visits)
-    return Comparison(counts.stored, found, live)
+    return Comparison(counts.stored, found, live, counts.finished)
 
 
 def is_cheap(folder: Path) -> bool:

@@ -30,6 +30,8 @@ class Persistence(NamedTuple):
     max_lag: str
     is_alone: bool
     """Whether the whole job is on this server: then it forgets a page and its links together."""
+    has_replicas: bool
+    """Whether a replica may take this server's place, connected at the moment or not."""
 
 
 async def condition(url: str, *, clock: Clock, forget_seconds: float) -> AsyncIterator[Finding]:
@@ -55,7 +57,9 @@ async def durability(url: str, *, forget_seconds: float) -> AsyncIterator[Findin
                 is_alone = len(urls) == 1 and not links.is_cluster
                 for node in nodes:
                     where = "" if is_alone else f"{_place(node) if links.is_cluster else name}: "
-                    for found in _findings(await _kept(node, is_alone=is_alone), forget_seconds):
+                    for found in _findings(
+                        await _kept(node, is_alone=is_alone, in_cluster=links.is_cluster), forget_seconds
+                    ):
                         yield found._replace(says=where + found.says)
             except faults.NoPermissionError:
                 yield Finding(
@@ -108,11 +112,23 @@ def _place(node: Any) -> str:
     return f"{known.get('host')}:{known.get('port')}"
 
 
-async def _kept(server: Any, *, is_alone: bool) -> Persistence:
+async def _kept(server: Any, *, is_alone: bool, in_cluster: bool) -> Persistence:
     names = ("appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "min-replicas-max-lag")
     fsync, pauses, save, least, lag = [await _option(server, name) for name in names]
     persistence, replication = await server.info("persistence"), await server.info("replication")
-    return Persistence(persistence, replication, fsync, pauses != "yes", save, least, lag, is_alone)
+    has_replicas = int(replication.get("connected_slaves", 0)) > 0 or (in_cluster and await _has_replicas(server))
+    return Persistence(persistence, replication, fsync, pauses != "yes", save, least, lag, is_alone, has_replicas)
+
+
+async def _has_replicas(node: Any) -> bool:
+    """Return whether the cluster lists a replica of this node. INFO counts only those connected at the moment."""
+    own = await node.execute_command("CLUSTER MYID")
+    nodes = await node.execute_command("CLUSTER NODES")
+    return any(one["master_id"] == _text(own) for one in nodes.values())
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 async def _option(server: Any, name: str) -> str:
@@ -128,7 +144,7 @@ def _findings(kept: Persistence, forget_seconds: float) -> Iterator[Finding]:
         yield Finding(
             "durability", "bad", "is a replica: it takes no writes", "name its primary, or use redis+sentinel://"
         )
-    elif int(kept.replication.get("connected_slaves", 0)) and not kept.is_alone:
+    elif kept.has_replicas and not kept.is_alone:
         yield _on_replicas(kept, forget_seconds)
 
 
