@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -94,8 +95,7 @@ def test_a_cluster_replica_that_is_disconnected_is_still_judged() -> None:
         options = {**GOOD, **FAST, "cluster_enabled": "yes", "cluster_config_file": "nodes.conf"}
         primary = stack.enter_context(RedisServer(**options))  # type: ignore[arg-type]
         with RedisServer(**options) as replica:  # type: ignore[arg-type]
-            one, two = redis.Redis.from_url(primary.url), redis.Redis.from_url(replica.url)
-            one.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+                one.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
             two.execute_command("CLUSTER MEET", "127.0.0.1", primary.port)
             own = one.execute_command("CLUSTER MYID").decode()
             while own not in str(two.execute_command("CLUSTER NODES")):
