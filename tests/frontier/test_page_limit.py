@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from gossamer.errors import Unavailable
+from gossamer.frontier import sharded
 from gossamer.frontier.placement import shard_of
 from gossamer.frontier.redis.frontier import RedisFrontier
 from gossamer.frontier.redis.shards import open_redis
@@ -121,3 +122,34 @@ def test_a_limit_is_exact_although_answers_are_lost(
     with FaultyProxy(fleet.port) as proxy:
         assert asyncio.run(asyncio.wait_for(play(proxy), 60)) == MOST
         assert bool(proxy.faults) == is_lost
+
+
+def test_pages_are_returned_to_the_account_once_by_workers_that_do_so_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages were reserved and no shard has them. The second worker counted the shards' parts before the first one
+    returned the pages, and before a third one reserved some of them again."""
+    monkeypatch.setattr(sharded, "_LOOK_AGAIN_SECONDS", -1.0)
+
+    async def play() -> int:
+        first, second = [await fleet.open(fleet.port, name) for name in ("first", "second")]
+        ledger, shard = first._shards[0], first._shards[1]
+        await ledger.reserve(MOST, limit=MOST)
+        for worker in (first, second):
+            assert await worker._return_unallowed(MOST)
+        stale = await second._allowed(MOST)
+        assert await first._return_unallowed(MOST)
+        taken, _ = await ledger.reserve(10, limit=MOST)
+        await shard.allow(taken)
+
+        async def allowed(_total: int) -> int:
+            return stale
+
+        monkeypatch.setattr(second, "_allowed", allowed)
+        await second._return_unallowed(MOST)
+        _, left = await ledger.reserve(0, limit=MOST)
+        for worker in (first, second):
+            await worker.aclose()
+        return left
+
+    assert asyncio.run(play()) == MOST - 10

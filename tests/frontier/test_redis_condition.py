@@ -95,7 +95,9 @@ def test_a_cluster_replica_that_is_disconnected_is_still_judged() -> None:
         options = {**GOOD, **FAST, "cluster_enabled": "yes", "cluster_config_file": "nodes.conf"}
         primary = stack.enter_context(RedisServer(**options))  # type: ignore[arg-type]
         with RedisServer(**options) as replica:  # type: ignore[arg-type]
-                one.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            one: Any = redis.Redis.from_url(primary.url)
+            two: Any = redis.Redis.from_url(replica.url)
+            one.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
             two.execute_command("CLUSTER MEET", "127.0.0.1", primary.port)
             own = one.execute_command("CLUSTER MYID").decode()
             while own not in str(two.execute_command("CLUSTER NODES")):

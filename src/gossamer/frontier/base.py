@@ -467,8 +467,10 @@ class Shard(FleetFrontier, Protocol):
         The first shard also stores the account of all parts, which begins with `reserved` pages given away."""
         ...
 
-    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
+    async def reserve(self, pages: int, *, limit: int, only_full: bool = False) -> tuple[int, int]:
         """Take pages from the rest of the job's limit, or give them back; return how many, and the new rest.
+
+        With `only_full` none are moved unless the whole limit is reserved.
 
         Pages are given back at most once: if the answer is lost, the call raises `Unavailable` and is not repeated, by
         the caller either. Pages that were not given back are found at the end of the job; pages given back twice would

@@ -418,10 +418,8 @@ class Sharded:
             # The pages may be in transit: another worker is between `reserve` and `allow`.
             self._unallowed = now, allowed
         elif now - self._unallowed[0] > _LOOK_AGAIN_SECONDS:
-            ledger = self._shards[0]
-            await ledger.reserve(allowed - total, limit=total)
-            # Two workers may do this at once: the account must not fall below what the shards have.
-            await ledger.reserve(total, limit=allowed)
+            # Another worker may have returned them a moment ago: then the account is not full any more.
+            await self._shards[0].reserve(allowed - total, limit=total, only_full=True)
             self._unallowed = None
         return True
 

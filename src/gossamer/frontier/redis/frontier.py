@@ -547,9 +547,9 @@ class RedisFrontier(RedisRepair):
         """Set or remove (None) this shard's part of the page limit; how many pages that part is."""
         return int(await self._call("limit", pages=pages, reserved=reserved))
 
-    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
+    async def reserve(self, pages: int, *, limit: int, only_full: bool = False) -> tuple[int, int]:
         """Take pages from the rest of the job's limit, or give them back; how many were moved, and what is left."""
-        taken, left = await self._move_pages("reserve", pages < 0, pages=pages, limit=limit)
+        taken, left = await self._move_pages("reserve", pages < 0, pages=pages, limit=limit, only_full=only_full)
         return int(taken), int(left)
 
     async def allow(self, pages: int) -> tuple[int, int]:

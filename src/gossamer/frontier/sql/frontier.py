@@ -103,7 +103,7 @@ class SqlLedger:
 
         return int(await self._call(work, lock="shard", opens=False))
 
-    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
+    async def reserve(self, pages: int, *, limit: int, only_full: bool = False) -> tuple[int, int]:
         """Take pages from the rest of the job's limit, or give them back; how many were moved, and what is left."""
 
         async def work(call: Transaction) -> tuple[int, int]:
@@ -111,6 +111,8 @@ class SqlLedger:
             if reserved is None:
                 return 0, 0
             left = limit - reserved
+            if only_full and left > 0:
+                return 0, left
             # After the limit was lowered, the rest may be negative; shards give pages back by `allow`.
             taken = max(0, min(pages, left)) if pages > 0 else max(pages, -reserved)
             if taken:

@@ -94,6 +94,7 @@ function operations.reserve()
     needs_no_memory()
     if not job.reserved then return { 0, 0 } end
     local left = given.limit - number('reserved')
+    if given.only_full and left > 0 then return { 0, left } end
     -- After the limit was lowered, the rest may be negative; shards give pages back by `allow`.
     local taken = given.pages > 0 and math.max(0, math.min(given.pages, left)) or math.max(given.pages, -number('reserved'))
     call('HINCRBY', job_key, 'reserved', whole(taken))
