@@ -27,7 +27,7 @@ from gossamer.errors import ConfigError
 from gossamer.jobs.local_run import LocalRun
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import build
-from gossamer.telemetry import requested_by
+from gossamer.telemetry import enabling_variable
 from gossamer.telemetry.tracing import Tracing, open_tracing
 
 FAST = ("--allow-private", "--delay", "0", "--quiet")
@@ -224,8 +224,11 @@ def test_without_being_asked_for_nothing_of_it_is_loaded(
 
 
 def test_variables_that_say_nothing_usable_are_refused() -> None:
-    assert requested_by({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}) == ""
-    assert requested_by({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}) == ""
+    assert enabling_variable({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}) == ""
+    assert (
+        enabling_variable({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
+        == ""
+    )
     for wrong in (
         {"OTEL_TRACES_EXPORTER": "telegraph"},
         {"OTEL_EXPORTER_OTLP_PROTOCOL": "smoke"},

@@ -301,7 +301,7 @@ def test_values_that_json_does_not_know_come_over_as_text_and_lists_and_it_is_sa
     said = capsys.readouterr().err
     assert "changed: meta['since']: a datetime became text, in 2 requests\n" in said
     assert "changed: meta['tags']: a set became a list, in 1 request\n" in said
-    assert "left out: http://a.example/2: meta['raw'] is bytes that are no text" in said
+    assert "left out: http://a.example/2: meta['raw'] is binary data" in said
 
 
 def test_values_come_over_into_the_job_of_a_project_as_they_are_and_options_are_taken_up(here: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_queue_of_scrapy_redis_becomes_pages_of_a_job(
     assert not (here / "ran").exists()
     said = capsys.readouterr().err
     assert "3 fingerprints were left out" in said
-    assert "it holds more than plain values" in said
+    assert "it contains more than plain values" in said
 
 
 def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_has_seen(
@@ -348,11 +348,11 @@ def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_
     store.rename("shop:dupefilter", "seen")
     settings = project_of_its_own(here)
     words = ("shop", redis_server.url, "--scrapy", "--frontier", redis_server.url)
-    with pytest.raises(ConfigError, match="fingerprints of its own"):
+    with pytest.raises(ConfigError, match="differ from those of scrapy-redis"):
         run(*words, "--dupefilter-key", "seen")
     settings.write_text(settings.read_text() + shown_settings("migrate-from-scrapy-redis.md", redis_server.url))
     forget_project()
-    with pytest.raises(ConfigError, match="there is no wrong:requests"):
+    with pytest.raises(ConfigError, match="Redis has no key wrong:requests"):
         run(*words, "--queue-key", "wrong:requests", "--dupefilter-key", "seen")
     assert run(*words, "--queue-key", "other:requests") == 0
     # With the frontier that the project names itself.
@@ -401,7 +401,7 @@ def test_requests_of_crawl_spiders_come_over_and_one_that_cannot_is_not_taken_fo
     prints = {request.url: fingerprint(request) for request in (ruled, odd, scrapy.Request("http://a.example/old"))}
     Path("state/requests.seen").write_text("".join(f"{each.hex()}\n" for each in prints.values()))
     assert run("sayings", "state", "--scrapy", "--frontier", f"sqlite:{here}/job") == 3
-    assert "left out: http://a.example/odd: it holds more than plain values" in capsys.readouterr().err
+    assert "left out: http://a.example/odd: it contains more than plain values" in capsys.readouterr().err
     queued, _ = waiting(here / "job")
     assert list(queued) == [ruled.url]
     assert b"more" in queued[ruled.url].body

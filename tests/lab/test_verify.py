@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from gossamer.cli import named
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.frontier.backends import create_fleet, list_jobs, open_fleet, remove_job
-from gossamer.lab.verify import made_its_own
+from gossamer.lab.verify import isolated_sinks
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer, SqlServer
@@ -159,11 +159,11 @@ def test_what_cannot_be_proved_is_refused(tmp_path: Path, words: tuple[str, ...]
 
 
 def test_sinks_get_tables_of_their_own_and_no_folder_of_others() -> None:
-    assert made_its_own(["jsonl", "postgresql://h/d"], "t") == ["jsonl", "postgresql://h/d?table=t"]
-    assert made_its_own(["mysql://h/d?ssl=1"], "t") == ["mysql://h/d?ssl=1&table=t"]
+    assert isolated_sinks(["jsonl", "postgresql://h/d"], "t") == ["jsonl", "postgresql://h/d?table=t"]
+    assert isolated_sinks(["mysql://h/d?ssl=1"], "t") == ["mysql://h/d?ssl=1&table=t"]
     for name in ("mysql://h/d?table=pages", "parquet:/data", "s3://bucket/x", "folder:/data", "jsonl:/data"):
         with pytest.raises(ConfigError):
-            made_its_own([name], "t")
+            isolated_sinks([name], "t")
 
 
 @pytest.mark.parametrize("kind", ["redis_server", "postgres_server", "maria_server", "folder"])

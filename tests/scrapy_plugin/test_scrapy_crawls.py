@@ -116,7 +116,7 @@ def test_a_file_with_an_owner_is_refused_with_words(tmp_path: Path) -> None:
         try:
             with pytest.raises(Held, match="is in use by pid") as refused:
                 await open_frontier(read_options(project, "walk"))
-            assert "for several processes set GOSSAMER_FRONTIER to redis://" in refused.value.hint
+            assert "for several processes, set GOSSAMER_FRONTIER to redis://" in refused.value.hint
         finally:
             await first.aclose()
 

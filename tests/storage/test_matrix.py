@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gossamer.cli import gossamer
 from gossamer.errors import ConfigError
 from gossamer.lab.simweb.process import SimWeb
-from gossamer.lab.verify import made_its_own, read_back, take_away
+from gossamer.lab.verify import drop_tables, isolated_sinks, read_back
 from gossamer.testing.servers import SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -181,7 +181,7 @@ def test_verify_reads_back_what_it_can(job: Job, tmp_path: Path) -> None:
     """The sinks of a proof are read back by the same readers, or refused before it begins."""
     if job.sink.startswith("folder:"):
         with pytest.raises(ConfigError, match="could not read it back"):
-            made_its_own([job.sink], "t")
+            isolated_sinks([job.sink], "t")
         return
     rows = asyncio.run(read_back(job.sink, job.folder, is_fleet=False))
     assert {(row.url, row.status) for row in rows} == {(url, 200) for url in job.urls}
@@ -192,10 +192,10 @@ def test_verify_drops_the_tables_of_its_proof(
     request: pytest.FixtureRequest, web: SimWeb, kind: str, tmp_path: Path
 ) -> None:
     server: SqlServer = request.getfixturevalue(kind)
-    (sink,) = made_its_own([server.url], f"v{secrets.token_hex(4)}")
+    (sink,) = isolated_sinks([server.url], f"v{secrets.token_hex(4)}")
     done = crawl(tmp_path / "job", web, "--delay", "0", "--sink", sink)
     assert done.returncode == 0, done.stderr
     assert len(asyncio.run(read_back(sink, tmp_path / "job", is_fleet=False))) == len(web.plan.reachable())
-    asyncio.run(take_away(sink))
+    asyncio.run(drop_tables(sink))
     with pytest.raises(ConfigError, match="has no table"):
         asyncio.run(read_back(sink, tmp_path / "job", is_fleet=False))

@@ -28,11 +28,11 @@ from gossamer.lab.plan import (
     large,
     read_figures,
     reference,
-    rows,
     seconds,
     size,
     span,
     usual_hosts,
+    what_if,
 )
 
 _RELIEF: Mapping[Part, str] = {
@@ -49,7 +49,7 @@ _RELIEF: Mapping[Part, str] = {
 
 def lines(wish: Requirements, figures: Figures, source: str) -> Iterator[str]:
     """The whole plan; `source` says where the figures are from."""
-    found, *_ = (row.plan for row in rows(wish, figures))
+    found, *_ = (row.plan for row in what_if(wish, figures))
     often = f"once within {span(wish.period_seconds)}" if wish.once else f"every {span(wish.period_seconds)}"
     yield f"{large(wish.pages)} pages of {size(wish.page_bytes)} {often}, one request a site each {span(wish.delay)}"
     yield f"figures: {source}, {figures.measured_on}, {figures.machine}"
@@ -148,7 +148,7 @@ def _needs(needs: Mapping[Part, float]) -> str:
 
 def _table(wish: Requirements, figures: Figures) -> Iterator[str]:
     yield f"{'if':<24}{'can be had':>11}{'workers':>9}{'servers':>9}{'stored':>9}{'a month':>10}  dearest"
-    for change, found in rows(wish, figures):
+    for change, found in what_if(wish, figures):
         share = f"{100 * found.polite_share:.1f} %"
         yield (
             f"{change:<24}{share:>11}{found.workers:>9,}{found.servers:>9,}{size(found.stored_bytes):>9}"
@@ -226,7 +226,7 @@ def plan(source: str, as_json: bool, **options: Any) -> int:
         )
     wish = _requirements(options)
     if as_json:
-        variants = {row.change: row.plan._asdict() for row in rows(wish, figures)}
+        variants = {row.change: row.plan._asdict() for row in what_if(wish, figures)}
         put(msgspec.json.encode({"wish": wish, "figures": figures, "source": told, "plans": variants}) + b"\n")
     else:
         put("".join(f"{line}\n" for line in lines(wish, figures, told)).encode())

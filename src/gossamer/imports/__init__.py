@@ -1,1 +1,1 @@
-"""What other crawlers and archives left behind, read without running any of it, and taken over into a job."""
+"""Imports the state of other crawlers, URL lists, sitemaps, and archives into a job, without running their code."""

@@ -1,4 +1,4 @@
-"""Queues what other crawlers left as requests of a job."""
+"""Imports requests and fingerprints from other crawlers into the frontier of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.settings import Settings
 
 
 class ImportedRequest(NamedTuple):
-    """A request that a source holds; one that `is_done` was fetched before."""
+    """A request from an import source; `is_done` if it has been fetched."""
 
     url: str
     method: str = "GET"
@@ -28,21 +28,21 @@ class ImportedRequest(NamedTuple):
     priority: int = 0
     is_done: bool = False
     fetched_at: float | None = None
-    """Epoch seconds of that, where it is known."""
+    """Epoch seconds of the fetch, if known."""
     fields: dict[str, Any] | None = None
-    """All of a request of Scrapy's, as `Request.to_dict` made it."""
+    """All fields of a Scrapy request, from `Request.to_dict`."""
     is_sitemap: bool = False
-    """Whether it is the address of a sitemap, and not of a page."""
+    """Whether the URL is that of a sitemap, not of a page."""
 
 
 class ImportedFingerprint(NamedTuple):
-    """The fingerprint of a request that was queued once; the request itself cannot be told from it."""
+    """The fingerprint of a request that was queued before; the request cannot be derived from it."""
 
     fingerprint: bytes
 
 
 class Unread(NamedTuple):
-    """Something that cannot be taken over, and why; `url` if it is a request that waits."""
+    """An entry that cannot be imported, and why; `url` if it is a queued request."""
 
     what: str
     why: str
@@ -55,26 +55,26 @@ _TOGETHER = 2000
 _MOST_SHOWN = 20
 _LANES = 500
 SEEN_SITE = "seen.invalid"
-"""The site of fingerprints, which have none: `.invalid` is no name of anybody's."""
+"""The site of fingerprints, which have none: the TLD `.invalid` is reserved."""
 
 
 class Maker(Protocol):
-    """Makes requests of findings, as the workers of the job would."""
+    """Converts imported requests and fingerprints to requests, as the workers of the job would create them."""
 
     changed: Counter[str]
-    """What did not come over as it was, by its name, and how often."""
+    """Conversions that changed a value, with the number of times each occurred."""
 
     def request(self, found: ImportedRequest) -> Request | str:
-        """The request, or why there is none."""
+        """Convert to a request, or return why that is not possible."""
         ...
 
     def seen(self, seen: ImportedFingerprint, shards: int) -> list[Request] | str:
-        """Requests that stand for a fingerprint, one in each shard, or why there are none."""
+        """Placeholder requests for a fingerprint, one per shard, or why there are none."""
         ...
 
 
 class ImportCounts:
-    """What became of the findings."""
+    """The result of an import: counts, unread entries, and changed values."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -88,7 +88,7 @@ class ImportCounts:
 
 
 class PageMaker:
-    """Requests for jobs of our own workers: a callback's name becomes the label, plain values the meta."""
+    """Makes requests for Gossamer's workers: a callback's name becomes the label, plain values become the meta."""
 
     def __init__(self, settings: Settings, secret: bytes) -> None:
         self._linker = Linker(settings, secret, RecentKeys(2))
@@ -108,7 +108,7 @@ class PageMaker:
         except ValueError as error:
             return str(error)
         if not isinstance(meta, dict):
-            return "meta: is no dictionary"
+            return "meta is not a dictionary"
         self.changed.update(changes)
         callback = fields.get("callback") or ""
         return Request(
@@ -125,7 +125,7 @@ class PageMaker:
         )
 
     def seen(self, seen: ImportedFingerprint, shards: int) -> list[Request] | str:
-        return "a fingerprint of Scrapy's cannot be turned into an address: its page is fetched again if it is linked"
+        return "a Scrapy fingerprint contains no URL: its page is fetched again if another page links to it"
 
 
 def _depth(value: object) -> int:
@@ -133,7 +133,7 @@ def _depth(value: object) -> int:
 
 
 def _headers(headers: object) -> dict[str, str] | None:
-    """The first value of each header, but the referrer: that is the link's affair."""
+    """The first value of each header, without the referrer, which comes from the link."""
     found = {}
     for name, values in headers.items() if isinstance(headers, dict) else ():
         first = values[0] if isinstance(values, list | tuple) and values else values
@@ -144,7 +144,7 @@ def _headers(headers: object) -> dict[str, str] | None:
 
 
 def stand_ins(key: int, name: str, shards: int) -> list[Request]:
-    """Requests with this key for a site in each shard: each keeps its own list of what is known."""
+    """Placeholder requests with this key, for one site per shard: each shard has its own seen set."""
     places: dict[int, str] = {}
     number = 0
     while len(places) < shards:
@@ -155,7 +155,7 @@ def stand_ins(key: int, name: str, shards: int) -> list[Request]:
 
 
 class Importer:
-    """Takes findings into a frontier that nobody works on meanwhile."""
+    """Writes imported entries to a frontier; no worker may use it meanwhile."""
 
     def __init__(self, frontier: Frontier, settings: Settings, maker: Maker, *, clock: Clock, shards: int = 1) -> None:
         self._frontier = frontier
@@ -164,11 +164,11 @@ class Importer:
         self._clock = clock
         self._shards = shards
         self._waiting: set[int] = set()
-        """Requests that wait and could not be read: their fingerprints do not mean that they were fetched."""
+        """Keys of queued requests that could not be read: their fingerprints do not mean that they were fetched."""
         self.tally = ImportCounts()
 
     async def take(self, findings: Iterable[Finding]) -> ImportCounts:
-        """All of them: what was fetched first, so that nothing of it is queued by a later finding."""
+        """Import all entries."""
         async for some in _batches(iter(findings)):
             done: dict[int, tuple[Request, float | None]] = {}
             seen: dict[tuple[int, str], Request] = {}
@@ -176,7 +176,7 @@ class Importer:
             for finding in some:
                 self._sort(finding, done, seen, new)
             for key in new:
-                # A dupefilter has seen what waits in the queue, too.
+                # A dupefilter also contains the requests that are still queued.
                 for place in [each for each in seen if each[0] == key]:
                     del seen[place]
             await self._queue([request for key, request in new.items() if key not in done])
@@ -223,7 +223,7 @@ class Importer:
             self.tally.counts["known"] += len(requests[first : first + _TOGETHER]) - added
 
     async def _settle(self, done: list[tuple[Request, float | None]], word: str) -> None:
-        """Queue them at the head of their sites, lease them, and say what they are."""
+        """Record requests as done: queue them at the head of their sites, lease them, and complete them."""
         frontier, settings = self._frontier, self._settings
         if not done:
             return
@@ -271,7 +271,7 @@ class Importer:
 
 
 async def _batches(findings: Iterator[Finding]) -> AsyncIterator[list[Finding]]:
-    """Findings, some at a time, read in a thread: files and stores may be slow."""
+    """Read entries in batches, in a thread: files and servers may be slow."""
 
     def some() -> list[Finding]:
         return [finding for _, finding in zip(range(_TOGETHER), findings)]

@@ -17,13 +17,13 @@ from gossamer.storage.warc.reader import read_head
 from gossamer.storage.warc.records import next_record, read_records
 
 _NOWHERE = "http://sitemap.invalid/"
-"""Where a sitemap in a file is, for what it names relative to itself."""
+"""Base URL of a sitemap in a file, for relative URLs in it."""
 _NOT_FETCHED = re.compile(r"^(?:5\d\d|429|408|425)$")
-"""Answers after which a page is to be fetched another time."""
+"""Status codes of captures that count as not fetched."""
 
 
 def read_list(lines: Iterable[str], *, is_done: bool = False) -> Iterator[Finding]:
-    """One URL a line; empty lines and those that begin with # do not count."""
+    """Read one URL per line; empty lines and lines that begin with # are ignored."""
     for line in lines:
         text = line.strip()
         if text and not text.startswith("#"):
@@ -31,7 +31,7 @@ def read_list(lines: Iterable[str], *, is_done: bool = False) -> Iterator[Findin
 
 
 def read_sitemap(path: Path) -> Iterator[Finding]:
-    """The pages of a sitemap in a file, and the addresses of the sitemaps that it lists."""
+    """Read the page URLs of a sitemap file, and the URLs of the sitemaps that it lists."""
     found = sitemap.parse(path.read_bytes(), _NOWHERE)
     if not found.kind:
         raise ConfigError(f"{path} is not a sitemap")
@@ -44,7 +44,7 @@ def read_sitemap(path: Path) -> Iterator[Finding]:
 
 
 def read_cdxj(path: Path) -> Iterator[Finding]:
-    """The captures of a CDXJ index."""
+    """Read the captures of a CDXJ index."""
     with path.open("rb") as raw:
         file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         for number, line in enumerate(file, 1):
@@ -59,7 +59,7 @@ def read_cdxj(path: Path) -> Iterator[Finding]:
 
 
 def read_warc(path: Path) -> Iterator[Finding]:
-    """The answers in a WARC file, compressed or not. A broken record is told, and the next one is looked for."""
+    """Read the responses of a WARC file, compressed or not. A broken record is reported and skipped."""
     with path.open("rb") as file:
         start = file.read(5)
     if start[:2] != b"\x1f\x8b" and start != b"WARC/":
@@ -67,19 +67,19 @@ def read_warc(path: Path) -> Iterator[Finding]:
     place: int | None = 0
     while place is not None:
         try:
-            yield from _answers(path, place)
+            yield from _responses(path, place)
             return
         except ArchiveError as error:
             yield Unread(path.name, str(error))
             place = next_record(path, max(place, error.offset))
 
 
-def _answers(path: Path, start: int) -> Iterator[Finding]:
+def _responses(path: Path, start: int) -> Iterator[Finding]:
     held: tuple[str, str, str] | None = None
     at = start
     try:
         for record in read_records(path, start=start):
-            # That a record is whole is known when the next one is there.
+            # A record is known to be complete when the next one begins.
             if held is not None:
                 yield from _capture(*held)
             held, at = None, record.offset
@@ -101,7 +101,7 @@ def _capture(url: str, status: str, stamp: str) -> Iterator[Finding]:
 
 
 def _epoch(stamp: str) -> float | None:
-    """The time of a capture: fourteen digits, or the first of them."""
+    """Parse the time of a capture: fourteen digits, or a prefix of them."""
     try:
         full = stamp[:14] + "00000101000000"[len(stamp[:14]) :]
         return datetime.strptime(full, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()

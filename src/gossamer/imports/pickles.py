@@ -1,6 +1,6 @@
-"""Reads pickle and marshal data as plain values; nothing is executed.
+"""Reads pickle and marshal data as plain values, without executing anything.
 
-No library does this: `pickle` runs what a pickle names, and `pickletools` only lists its operations."""
+No library does this: `pickle` calls whatever a pickle names, and `pickletools` only lists its opcodes."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 VALUES = (date, datetime, time, timedelta, timezone, Decimal, UUID)
-"""What `made` may give, beside containers."""
+"""Types that `construct` can return, besides containers."""
 _MOST_DIGITS = 10_000
 
 
-class Unmade:
-    """An object whose contents come later in the pickle: the name of its class, and where the memo has it."""
+class UnfinishedObject:
+    """An object whose state comes later in the pickle: the name of its class, and its places in the memo."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.places: list[int] = []
 
 
-def is_known(name: str) -> bool:
-    """Whether objects of the class with this full name can be read."""
+def is_known_class(name: str) -> bool:
+    """Whether objects of this class (full name) can be read."""
     return name in _MAKERS or name == _UUID
 
 
-def made(name: str, arguments: Any) -> Any:
-    """The value that a class makes of its arguments; TypeError or ValueError if no pickle of that class has such."""
+def construct(name: str, arguments: Any) -> Any:
+    """Construct a value of a known class; TypeError or ValueError for arguments that its pickles never have."""
     if not isinstance(arguments, tuple) or name not in _MAKERS:
-        raise TypeError(f"{name} with other contents than it writes")
+        raise TypeError(f"{name} with unexpected contents")
     return _MAKERS[name](*arguments)
 
 
-def filled(unmade: Unmade, state: Any) -> Any:
-    """The value of an object whose contents have come."""
-    if unmade.name != _UUID or not isinstance(state, dict) or not isinstance(state.get("int"), int):
-        raise TypeError(f"{unmade.name} with other contents than it writes")
+def finish(unfinished: UnfinishedObject, state: Any) -> Any:
+    """The value of an object, given its state."""
+    if unfinished.name != _UUID or not isinstance(state, dict) or not isinstance(state.get("int"), int):
+        raise TypeError(f"{unfinished.name} with unexpected contents")
     return UUID(int=state["int"])
 
 
 def in_json(value: Any, name: str, changes: set[str]) -> Any:
-    """The value as JSON can hold it; `changes` gets a line for what is another kind of thing there.
+    """Convert a value for JSON; `changes` gets a line for each type that JSON does not have.
 
-    ValueError names the part that JSON cannot hold at all."""
+    ValueError names a part that cannot be converted."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
-            raise ValueError(f"{name} has more digits than JSON readers take")
+            raise ValueError(f"{name} is too large for 64 bits")
         return value
     if isinstance(value, float):
         if not isfinite(value):
-            raise ValueError(f"{name} is {value}, which JSON cannot hold")
+            raise ValueError(f"{name} is {value}, which JSON does not support")
         return value
     if isinstance(value, dict):
         if any(not isinstance(key, str) for key in value):
             if not all(isinstance(key, str | int) for key in value):
-                raise ValueError(f"{name} has keys that JSON cannot hold")
-            changes.add(f"{name}: numbers as keys became text")
+                raise ValueError(f"{name} has keys that JSON does not support")
+            changes.add(f"{name}: numeric keys became text")
         return {str(key): in_json(part, f"{name}[{key!r}]", changes) for key, part in value.items()}
     if isinstance(value, list):
         return [in_json(part, f"{name}[]", changes) for part in value]
@@ -77,7 +77,7 @@ def in_json(value: Any, name: str, changes: set[str]) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"{name} is bytes that are no text, which JSON cannot hold") from None
+            raise ValueError(f"{name} is binary data, which JSON does not support") from None
     if isinstance(value, timedelta):
         return value.total_seconds()
     return value.isoformat() if isinstance(value, date | time) else str(value)
@@ -86,7 +86,7 @@ def in_json(value: Any, name: str, changes: set[str]) -> Any:
 def _packed(kind: Callable[..., Any], size: int, *, with_zone: bool) -> Callable[..., Any]:
     def make(packed: object, zone: object = None) -> Any:
         if not isinstance(packed, bytes) or len(packed) != size or not isinstance(zone, timezone | None):
-            raise TypeError(f"{kind} with other contents than it writes")
+            raise TypeError(f"{kind} with unexpected contents")
         return kind(packed, zone) if with_zone and zone is not None else kind(packed)
 
     return make
@@ -94,26 +94,26 @@ def _packed(kind: Callable[..., Any], size: int, *, with_zone: bool) -> Callable
 
 def _span(days: object = 0, seconds: object = 0, micros: object = 0) -> timedelta:
     if not (isinstance(days, int) and isinstance(seconds, int) and isinstance(micros, int)):
-        raise TypeError("a timedelta of other things than numbers")
+        raise TypeError("a timedelta with unexpected contents")
     return timedelta(days, seconds, micros)
 
 
 def _zone(offset: object, name: object = None) -> timezone:
     if not isinstance(offset, timedelta) or not isinstance(name, str | None):
-        raise TypeError("a time zone with other contents than it writes")
+        raise TypeError("a time zone with unexpected contents")
     return timezone(offset) if name is None else timezone(offset, name)
 
 
 def _decimal(text: object) -> Decimal:
     if not isinstance(text, str) or len(text) > _MOST_DIGITS:
-        raise TypeError("a Decimal of something else than its digits")
+        raise TypeError("a Decimal with unexpected contents")
     return Decimal(text)
 
 
 def _container(kind: Callable[..., Any]) -> Callable[..., Any]:
     def make(parts: object = ()) -> Any:
         if not isinstance(parts, list | tuple):
-            raise TypeError("a container of something else than its elements")
+            raise TypeError("a container with unexpected contents")
         return kind(parts)
 
     return make
@@ -123,7 +123,7 @@ def _bytes(data: object = b"", coding: object = None) -> bytes:
     if isinstance(data, bytes) and coding is None:
         return data
     if not isinstance(data, str) or coding not in ("latin1", "latin-1"):
-        raise TypeError("bytes of something else")
+        raise TypeError("bytes with unexpected contents")
     return data.encode("latin-1")
 
 
@@ -172,31 +172,31 @@ _PLAIN = frozenset(
 _CONSTANTS = (("NONE", None), ("NEWTRUE", True), ("NEWFALSE", False), ("EMPTY_TUPLE", ()))
 _IDLE = frozenset(("PROTO", "FRAME", "STOP"))
 _TEXTS = frozenset(("lxml.etree._ElementUnicodeResult",))
-"""Classes that are text and nothing else; every request of a CrawlSpider has one, the text of its link."""
+"""Subclasses of str without further state; requests of a CrawlSpider contain one, the text of their link."""
 
 
 class UnsafePickle(ValueError):
-    """A pickle that holds more than plain values, or is none; `url` is that of its request, if it came before."""
+    """Data that is not a pickle, or contains more than plain values; `url` of its request, if already read."""
 
     url = ""
 
 
 class _Mark:
-    """Where a container's elements begin on the stack."""
+    """Marks the start of a container's elements on the stack."""
 
 
 class _Text:
-    """Stands for a class that is text."""
+    """Placeholder for a subclass of str."""
 
 
 class _Class(NamedTuple):
-    """Stands for a class whose objects are plain values, and for what makes them."""
+    """Placeholder for a class whose objects are plain values."""
 
     name: str
 
 
 def read_pickle(data: bytes) -> Any:
-    """The plain value in a pickle; NotPlain names what else is in it. Nothing is imported or called."""
+    """Read a pickle as a plain value; UnsafePickle names anything else in it. Imports and calls nothing."""
     machine = _Machine()
     try:
         for opcode, argument, _ in pickletools.genops(data):
@@ -212,25 +212,25 @@ def read_pickle(data: bytes) -> Any:
 
 
 def check_size(value: Any) -> None:
-    """NotPlain for a value that shares its parts so often, or so deeply, that it has no end when written out."""
+    """Raise UnsafePickle for a value that shared references make too large or too deep to write out."""
     waiting, count = [(value, 0)], 0
     while waiting:
         part, depth = waiting.pop()
         count += 1
         if count > _MOST_VALUES or depth > _DEEPEST:
-            raise UnsafePickle("larger or deeper than any request is")
+            raise UnsafePickle("the value is too large or too deeply nested")
         if isinstance(part, _Class):
-            raise UnsafePickle(f"it holds a class, {part.name}")
+            raise UnsafePickle(f"it contains the class {part.name}")
         if isinstance(part, dict):
             waiting += [(each, depth + 1) for pair in part.items() for each in pair]
         elif isinstance(part, list | tuple | set | frozenset):
             waiting += [(each, depth + 1) for each in part]
         elif part is not None and not isinstance(part, (bool, int, float, str, bytes, *VALUES)):
-            raise UnsafePickle("it ends in the middle of something")
+            raise UnsafePickle("it is truncated")
 
 
 class _Machine:
-    """The stack and memo of a pickle, for the opcodes that make plain values."""
+    """A pickle virtual machine, reduced to the opcodes that make plain values."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -245,7 +245,7 @@ class _Machine:
         elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
             place = len(self._memo) if name == "MEMOIZE" else argument
             self._memo[place] = stack[-1]
-            if isinstance(stack[-1], Unmade):
+            if isinstance(stack[-1], UnfinishedObject):
                 stack[-1].places.append(place)
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(self._memo[argument])
@@ -259,16 +259,16 @@ class _Machine:
             constant = [value for word, value in _CONSTANTS if word == name]
             if not constant:
                 named = ".".join(map(str, stack[-2:])) if name == "STACK_GLOBAL" else str(argument or "")
-                raise UnsafePickle(f"it holds more than plain values: {name} {named[:100]}".rstrip())
+                raise UnsafePickle(f"it contains more than plain values: {name} {named[:100]}".rstrip())
             stack.append(constant[0])
 
     def _make(self, name: str, argument: Any) -> bool:
-        """The opcodes that name classes of values and make these; False for any other, and for any other class."""
+        """Opcodes that construct values of known classes; False for any other opcode or class."""
         stack = self.stack
         if name in ("GLOBAL", "STACK_GLOBAL"):
             path = f"{stack[-2]}.{stack[-1]}" if name == "STACK_GLOBAL" else argument.replace(" ", ".")
             path = path.replace("__builtin__.", "builtins.")
-            if path not in _TEXTS and not is_known(path):
+            if path not in _TEXTS and not is_known_class(path):
                 return False
             if name == "STACK_GLOBAL":
                 del stack[-2:]
@@ -277,26 +277,26 @@ class _Machine:
             (text,) = stack.pop()
             stack[-1] = str(text)
         elif name == "NEWOBJ" and isinstance(stack[-2], _Class) and stack[-1] == ():
-            stack[-2:] = [Unmade(stack[-2].name)]
+            stack[-2:] = [UnfinishedObject(stack[-2].name)]
         elif name == "REDUCE" and isinstance(stack[-2], _Class):
-            stack[-2:] = [made(stack[-2].name, stack[-1])]
-        elif name == "BUILD" and isinstance(stack[-2], Unmade):
-            unmade, value = stack[-2], filled(stack[-2], stack[-1])
+            stack[-2:] = [construct(stack[-2].name, stack[-1])]
+        elif name == "BUILD" and isinstance(stack[-2], UnfinishedObject):
+            unfinished, value = stack[-2], finish(stack[-2], stack[-1])
             stack[-2:] = [value]
-            self._memo.update(dict.fromkeys(unmade.places, value))
+            self._memo.update(dict.fromkeys(unfinished.places, value))
         else:
             return False
         return True
 
     def url(self) -> str:
-        """What stands behind the word url among the fields that were read so far."""
+        """The value of the field `url`, if it has been read."""
         for name, value in pairwise(self.stack):
             if name == "url" and isinstance(value, str):
                 return value
         return ""
 
     def _fill(self, name: str) -> bool:
-        """The opcodes that put elements into containers; False for any other."""
+        """Opcodes that add elements to containers; False for any other."""
         stack = self.stack
         if name == "APPEND":
             last = stack.pop()
@@ -347,11 +347,11 @@ _END = object()
 
 
 def read_marshal(data: bytes) -> Any:
-    """The plain value in the bytes; NotPlain if there is code in them, or if they are none."""
+    """Read marshal data as a plain value; UnsafePickle if it contains code or is not marshal data."""
     try:
         value = _Reader(data).value(0)
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
-        raise error if isinstance(error, UnsafePickle) else UnsafePickle(f"not marshal: {error}") from None
+        raise error if isinstance(error, UnsafePickle) else UnsafePickle(f"not marshal data: {error}") from None
     check_size(value)
     return value
 
@@ -364,7 +364,7 @@ class _Reader:
 
     def _take(self, count: int) -> bytes:
         if count < 0 or self._at + count > len(self._data):
-            raise UnsafePickle("not marshal: it ends too early")
+            raise UnsafePickle("not marshal data: it is truncated")
         self._at += count
         return self._data[self._at - count : self._at]
 
@@ -373,7 +373,7 @@ class _Reader:
 
     def value(self, depth: int) -> Any:
         if depth > _DEEPEST:
-            raise UnsafePickle("deeper than any request is")
+            raise UnsafePickle("the value is too deeply nested")
         code = self._take(1)[0]
         kind, is_kept = bytes((code & ~_FLAG_REF,)), bool(code & _FLAG_REF)
         place = len(self._refs)
@@ -411,11 +411,11 @@ class _Reader:
             return make(self._many(self._whole(), depth))
         if kind == b"{":
             return self._dict(depth)
-        raise UnsafePickle(f"it holds more than plain values (marshal's {kind!r})")
+        raise UnsafePickle(f"it contains more than plain values (marshal type {kind!r})")
 
     def _many(self, count: int, depth: int) -> list[Any]:
         if count < 0 or count > len(self._data):
-            raise UnsafePickle("not marshal: it ends too early")
+            raise UnsafePickle("not marshal data: it is truncated")
         return [self.value(depth + 1) for _ in range(count)]
 
     def _dict(self, depth: int) -> dict[Any, Any]:

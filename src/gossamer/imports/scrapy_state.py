@@ -1,4 +1,4 @@
-"""The state that Scrapy and scrapy-redis leave: queues of requests, and fingerprints of what was seen."""
+"""Reads the saved state of Scrapy (JOBDIR) and scrapy-redis: request queues and fingerprints."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _AT_ONCE = 1000
 
 
 def is_jobdir(path: Path) -> bool:
-    """Whether Scrapy has kept a job here."""
+    """Whether the folder is a JOBDIR of Scrapy."""
     return (path / "requests.queue").is_dir() or (path / "requests.seen").is_file()
 
 
 def read_jobdir(path: Path) -> Iterator[Finding]:
-    """What waits in a JOBDIR, whichever of Scrapy's disk queues wrote it, and what it has seen.
+    """Read the queued requests of a JOBDIR, from any of Scrapy's disk queues, and its fingerprints.
 
-    It may be one that Scrapy was killed in: then more is found here than Scrapy would find."""
+    If Scrapy was killed, this finds more requests than Scrapy itself would."""
     queues = path / "requests.queue"
     for file in sorted(each for each in queues.rglob("*") if each.is_file()):
         if file.name not in ("active.json", "info.json"):
@@ -54,13 +54,13 @@ def _rows(file: Path) -> Iterator[bytes]:
 
 
 def _forwards(file: Path) -> Iterator[bytes]:
-    """A queue that is read from its front: sizes before the records, and a note of how far it was read."""
+    """Read a FIFO queue: sizes precede the records, and the file ends with the read position."""
     start = 0
     try:
         number, _, offset = json.loads((file.parent / "info.json").read_text("utf-8"))["tail"]
         start = int(offset) if file.name == f"q{number:05d}" else 0
     except (OSError, ValueError, KeyError, TypeError):
-        # Killed before it was written: what was read already is found once more, and known then.
+        # Scrapy was killed before it wrote the position: requests that it has read already are known by their keys.
         pass
     data = file.read_bytes()
     while start + 4 <= len(data):
@@ -72,7 +72,7 @@ def _forwards(file: Path) -> Iterator[bytes]:
 
 
 def _backwards(file: Path) -> Iterator[bytes]:
-    """A stack, read from its end: sizes after the records. The count at its head is stale after a kill."""
+    """Read a LIFO queue from its end: sizes follow the records. The count in its header is stale after a kill."""
     data = file.read_bytes()
     end = len(data)
     while end >= 8:
@@ -84,7 +84,7 @@ def _backwards(file: Path) -> Iterator[bytes]:
 
 
 def _fingerprints(file: Path) -> Iterator[bytes]:
-    """Lengths and fingerprints, or lines of hexadecimal digits, as older versions wrote them."""
+    """Read fingerprints: length-prefixed, or as lines of hexadecimal digits from older versions."""
     data = file.read_bytes() if file.exists() else b""
     if data[:1].isalnum():
         for line in data.split():
@@ -105,7 +105,7 @@ def _fingerprints(file: Path) -> Iterator[bytes]:
 def read_scrapy_redis(
     url: str, spider: str, *, queue: str = "", dupefilter: str = "", start: str = ""
 ) -> Iterator[Finding]:
-    """The queue, the start URLs and the dupefilter of a spider of scrapy-redis. Nothing is taken out of Redis."""
+    """Read the queue, the start URLs, and the dupefilter of a scrapy-redis spider; Redis stays unchanged."""
     try:
         import redis
     except ImportError as missing:
@@ -115,13 +115,13 @@ def read_scrapy_redis(
         with redis.Redis.from_url(url) as store:
             if not any(store.exists(name) for name in names):
                 raise ConfigError(
-                    f"there is none of {', '.join(names)}",
-                    hint="scrapy-redis empties them at the end of a crawl, "
-                    "unless SCHEDULER_PERSIST is set; name other keys with --queue-key and --dupefilter-key",
+                    f"Redis has none of the keys {', '.join(names)}",
+                    hint="name other keys with --queue-key and --dupefilter-key; "
+                    "scrapy-redis deletes its keys after a crawl unless SCHEDULER_PERSIST is set",
                 )
             if queue and not store.exists(queue):
-                # Else its requests would be taken for fetched: the dupefilter has seen them.
-                raise ConfigError(f"there is no {queue} in Redis", hint="name the queue with --queue-key")
+                # Without the queue, its requests would count as fetched, because the dupefilter contains them.
+                raise ConfigError(f"Redis has no key {queue}", hint="name the queue with --queue-key")
             for packed in _members(store, names[0]):
                 yield _request(packed, names[0])
             for line in _members(store, names[1]):
@@ -136,7 +136,7 @@ def read_scrapy_redis(
 
 
 def _members(store: Any, name: str) -> Iterator[bytes]:
-    """All elements of a list, a set or a sorted set, some at a time."""
+    """Iterate over a list, a set, or a sorted set, in batches."""
     kind = store.type(name)
     if kind == b"list":
         for first in range(0, store.llen(name), _AT_ONCE):
@@ -151,16 +151,16 @@ def _members(store: Any, name: str) -> Iterator[bytes]:
 
 
 def _start(line: bytes) -> Finding:
-    """A start URL, or the JSON that scrapy-redis takes in its place; what else stands there becomes a form."""
+    """Read a start URL, or the JSON object that scrapy-redis accepts instead."""
     text = line.decode("utf-8", "replace").strip()
     if not text.startswith("{"):
         return ImportedRequest(text)
     try:
-        told = json.loads(text)
-        more = set(told) - {"url", "meta", "method"}
-        if more:
-            return Unread(text[:80], f"{', '.join(sorted(more))}: only url, method and meta can be taken over")
-        fields = {"url": told["url"], "method": told.get("method", "GET").upper(), "meta": told.get("meta", {})}
+        given = json.loads(text)
+        unknown = set(given) - {"url", "meta", "method"}
+        if unknown:
+            return Unread(text[:80], f"{', '.join(sorted(unknown))}: only url, method, and meta can be imported")
+        fields = {"url": given["url"], "method": given.get("method", "GET").upper(), "meta": given.get("meta", {})}
         return _found(fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Unread(text[:80], f"not a start URL: {error!r}")
@@ -171,7 +171,7 @@ def _request(packed: bytes, place: str) -> Finding:
         if packed.startswith(_PICKLE) and packed[1:2] <= b"\x05":
             fields = read_pickle(packed)
         elif packed.startswith(b"{"):
-            # scrapy-redis with a JSON serializer; marshal's dicts begin so too, but hold no JSON.
+            # Either JSON, or a marshal dict, which begins with the same byte.
             try:
                 fields = json.loads(packed)
             except ValueError:

@@ -167,7 +167,7 @@ async def build_worker(
     if tracing is not None:
         from gossamer.telemetry import traced
 
-        names = traced.TracedNames(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
+        names = traced.TracedNameResolver(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
         store = traced.TracedStore(store, tracing, clock)
     downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = subresource_robots_of(downloader, settings, clock)

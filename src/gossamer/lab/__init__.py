@@ -1,1 +1,1 @@
-"""Tests of whole set-ups: simulated web, simulation in virtual time, verification, benchmarks, capacity plans."""
+"""Test labs: simulated web, simulation in virtual time, end-to-end verification, benchmarks, and capacity plans."""

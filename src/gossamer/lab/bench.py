@@ -1,4 +1,4 @@
-"""Measures this machine: CPU and bytes per page of frontiers, crawls, and archives."""
+"""Benchmarks of this machine: CPU and bytes per page of frontiers, crawls, and archives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ARCHIVE_BATCH = 64
 
 
 async def measure_archive(pages: int) -> tuple[float, float]:
-    """CPU seconds of a page of 40 kB, and bytes stored for each of its bytes."""
+    """Measure archiving: CPU seconds per 40 kB page, and bytes stored per byte of a page."""
     some = _records(pages)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         sink = open_sinks(Settings(sink=("warc",)), Path(folder), {})[0]
@@ -75,7 +75,7 @@ _SITES = 40
 
 
 class Crawled(NamedTuple):
-    """CPU seconds of one page, or what comes on top."""
+    """CPU seconds per page, and the extra cost per host and per TLS connection."""
 
     small_page: float
     large_page: float
@@ -84,7 +84,7 @@ class Crawled(NamedTuple):
 
 
 def measure_crawls(*, pages: int, hosts: int, runs: int) -> Crawled:
-    """Medians of so many runs, each with its start taken off."""
+    """Measure crawls: medians over `runs` runs, without the time to start."""
     found = [_once(pages, hosts) for _ in range(runs)]
     return Crawled(*(statistics.median(each) for each in zip(*found, strict=True)))
 
@@ -97,17 +97,17 @@ def _once(pages: int, hosts: int) -> Crawled:
 
 
 def _deep(page_bytes: int, pages: int, *, start: float | None = None) -> tuple[float, float]:
-    """CPU of a page, and of a start, where hosts have many pages."""
+    """CPU per page and per start, for hosts with many pages."""
     each = max(2, pages // _SITES)
     with SimWeb(sites=_SITES, pages_per_site=each, page_bytes=page_bytes, links_per_page=_CRAWL_LINKS) as web:
         if start is None:
-            # It weighs as much as hundreds of pages, so its own noise must not be taken for theirs.
+            # A start costs as much as hundreds of pages, so measure it separately to keep its noise out.
             start = statistics.median(_crawl(web.seeds[:1], ["--max-pages", "1"]) for _ in range(3))
         return (_crawl(web.seeds, []) - start) / (_SITES * each), start
 
 
 def _broad(hosts: int, start: float, *, tls: bool) -> float:
-    """CPU of a page where every host has one, with its robots.txt."""
+    """CPU per page for hosts with one page each, robots.txt included."""
     with SimWeb(
         sites=hosts, pages_per_site=1, page_bytes=SMALL_BYTES, links_per_page=_CRAWL_LINKS, names=True, tls=tls
     ) as web:
@@ -116,7 +116,7 @@ def _broad(hosts: int, start: float, *, tls: bool) -> float:
 
 
 def _crawl(seeds: Sequence[str], words: Sequence[str]) -> float:
-    """CPU seconds of a crawl from its start to its end."""
+    """CPU seconds of a whole crawl."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         (Path(folder) / "seeds.txt").write_text("\n".join(seeds), "utf-8")
         process = subprocess.Popen(
@@ -132,18 +132,18 @@ def _crawl(seeds: Sequence[str], words: Sequence[str]) -> float:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise GossamerError(f"a crawl that was measured ended with code {process.returncode}")
+            raise GossamerError(f"a benchmark crawl failed with exit code {process.returncode}")
         return used.ru_utime + used.ru_stime
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings, and with bytecode that is kept: what is installed has it."""
+    """The environment without GOSSAMER_* settings, and with cached bytecode, as in an installed package."""
     unwanted = ("GOSSAMER_", "PYTHONDONTWRITEBYTECODE")
     return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process and of its children, those that have ended too."""
+    """CPU seconds of a process and its children, including those that have ended."""
     total = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -163,7 +163,7 @@ _STEP = 5000
 
 
 class _Opened(NamedTuple):
-    """A frontier to be measured, and what weighs it."""
+    """A frontier to measure, and functions that return its size and its server's CPU time."""
 
     frontier: Frontier
     secret: bytes
@@ -176,7 +176,7 @@ def measure_store(url: str, *, known: int, pages: int, pid: int = 0) -> StoreCos
 
     `pid` is the server's process if it is ours, for databases that do not tell their CPU time; else that is the time
     that they were waited for, which is too much by the way there. Jobs of its own are made, and taken away."""
-    # Each in a new process: memory that another one has given back would not be seen to grow.
+    # Measure each in a new process: otherwise, reused memory would hide growth.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         queued, done, client, server = pool.submit(_run, "visit", url, known, pages, pid).result()
         (again,) = pool.submit(_run, "revisit", url, known, pages, pid).result()
@@ -192,7 +192,7 @@ def _run(what: str, url: str, known: int, pages: int, pid: int) -> tuple[float, 
 
 
 async def _visit(url: str, known: int, pages: int, pid: int) -> tuple[float, ...]:
-    """Bytes of a queued URL and of one that is done, and what a page costs client and server."""
+    """Bytes per queued and per completed URL, and CPU per page of client and server."""
     async with _opened(url, pid) as opened:
         empty = await _empty(opened)
         await _fill(opened, known)
@@ -204,7 +204,7 @@ async def _visit(url: str, known: int, pages: int, pid: int) -> tuple[float, ...
 
 
 async def _revisit(url: str, known: int, pid: int) -> tuple[float, ...]:
-    """Bytes of a URL that is done and comes again."""
+    """Bytes per completed URL that is scheduled for a revisit."""
     async with _opened(url, pid) as opened:
         empty = await _empty(opened)
         await _fill(opened, known)
@@ -213,7 +213,7 @@ async def _revisit(url: str, known: int, pid: int) -> tuple[float, ...]:
 
 
 async def _empty(opened: _Opened) -> float:
-    """What the store weighs before; it has loaded by then what it needs for any call."""
+    """Size of the empty store, after a warm-up call."""
     await opened.frontier.counts()
     return await opened.weight()
 
@@ -250,7 +250,7 @@ async def _opened(url: str, pid: int) -> AsyncIterator[_Opened]:
 
 
 async def _pages(opened: _Opened, known: int, pages: int) -> tuple[float, float]:
-    """CPU seconds of a page in the client and in the server, where only new links are sent, as workers nearly do."""
+    """CPU seconds per page of client and server; sends only new links, almost as workers do."""
     chance, following, count, client, wall = random.Random(7), known, 0, 0.0, 0.0
     before = await opened.server_seconds()
     while count < pages:
@@ -274,7 +274,7 @@ async def _pages(opened: _Opened, known: int, pages: int) -> tuple[float, float]
 
 
 async def _finish(opened: _Opened, again_in: float | None) -> None:
-    """Complete all that is queued."""
+    """Complete all queued requests."""
     while (grant := await opened.frontier.lease(64, batch=100, seconds=60)).leases:
         await opened.frontier.complete(
             [_outcome(lease, one.key, again_in=again_in) for lease in grant.leases for one in lease.requests]
@@ -282,7 +282,7 @@ async def _finish(opened: _Opened, again_in: float | None) -> None:
 
 
 def _request(secret: bytes, number: int, known: int) -> Request:
-    """A URL of about 60 characters that compresses as badly as real ones; sites have a thousand or so."""
+    """A URL of about 60 characters that compresses no better than real ones; about a thousand per site."""
     site = number * 7919 % max(1, known // 1000)
     chance = random.Random(number)
     word = "".join(chance.choices("abcdefghiklmnoprstu", k=12))

@@ -1,4 +1,4 @@
-"""Capacity plans: what a larger crawl needs, from measured costs."""
+"""Capacity plans: machines, storage, and cost of a larger crawl, computed from measured costs."""
 
 from __future__ import annotations
 
@@ -14,69 +14,71 @@ import msgspec
 from gossamer.errors import ConfigError
 
 SMALL_BYTES, LARGE_BYTES = 10_000, 40_000
-"""The pages that crawls are measured with."""
+"""Page sizes of the benchmark crawls."""
 
 
 class StoreCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a frontier costs: CPU of one page with its links, and bytes of a URL."""
+    """Cost of a frontier: CPU per page with its links, and bytes per URL."""
 
     client_cpu_seconds: float
     server_cpu_seconds: float
     queued_bytes: float
     done_bytes: float
     again_bytes: float
-    """Of one that is done and waits for its next visit."""
+    """Bytes per completed URL that waits for a revisit."""
     in_memory: bool
-    """Whether these bytes are of memory, or of a disk."""
+    """Whether the bytes are memory (true) or disk (false)."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU is user and system time of our processes, in seconds of one core."""
+    """Measured costs. CPU is user plus system time of the processes, in seconds of one core."""
 
     measured_on: str
     machine: str
     version: str
     small_page_cpu_seconds: float
-    """The whole crawl of one page of 10 kB, with the embedded frontier, without TLS and without an archive."""
+    """CPU to crawl a 10 kB page, with the embedded frontier, without TLS and without an archive."""
     large_page_cpu_seconds: float
-    """The same with 40 kB."""
+    """CPU to crawl a 40 kB page."""
     host_cpu_seconds: float
-    """What the first page of a host takes more: its name, its connection, its robots.txt."""
+    """Extra CPU for the first page of a host: DNS, connection, and robots.txt."""
     tls_cpu_seconds: float
-    """What a new connection takes more with TLS."""
+    """Extra CPU for a new connection with TLS."""
     warc_cpu_seconds: float
-    """Writing 40 kB into an archive."""
+    """CPU to write 40 kB to an archive."""
     warc_ratio: float
-    """Bytes of the archive for a byte of a page."""
+    """Bytes of the archive per byte of a page."""
     frontiers: dict[str, StoreCost]
 
     def page_cpu_seconds(self, page_bytes: float) -> float:
-        """CPU of a page of this size, on the line through the two that were measured."""
+        """CPU per page of this size, interpolated linearly between the two measured sizes."""
         slope = max(0.0, self.large_page_cpu_seconds - self.small_page_cpu_seconds) / (LARGE_BYTES - SMALL_BYTES)
         return max(self.small_page_cpu_seconds + slope * (page_bytes - SMALL_BYTES), 0.2 * self.small_page_cpu_seconds)
 
     def archive_cpu_seconds(self, page_bytes: float) -> float:
-        """CPU of keeping a page of this size."""
+        """CPU to archive a page of this size."""
         return self.warc_cpu_seconds * page_bytes / LARGE_BYTES
 
 
 def reference() -> Figures:
-    """The figures that come with this version; their own words say when and where they were measured."""
+    """The measured costs that ship with this version, with the date and machine of the measurement."""
     return msgspec.json.decode(resources.files("gossamer.lab").joinpath("reference.json").read_bytes(), type=Figures)
 
 
 def read_figures(path: Path) -> Figures:
-    """What `gossamer bench` has written."""
+    """Read the output file of `gossamer bench`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Figures)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="gossamer bench --quick --out FILE writes it") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}", hint="create it with gossamer bench --quick --out FILE"
+        ) from None
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: {error}", hint="measure again: gossamer bench --quick --out FILE") from None
+        raise ConfigError(f"{path}: {error}", hint="create it again with gossamer bench --quick --out FILE") from None
 
 
 def write_figures(path: Path, figures: Figures) -> None:
-    """Write them, whole or not at all."""
+    """Write the figures atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
@@ -110,7 +112,7 @@ def _read(text: str, units: dict[str, float], what: str, hint: str) -> float:
     except (KeyError, ValueError, OverflowError):
         value = 0.0
     if not 0 < value < 1e30:
-        raise ConfigError(f"{text!r} is not {what} above 0", hint=hint)
+        raise ConfigError(f"{text!r} is not {what} greater than 0", hint=hint)
     return value
 
 
@@ -136,7 +138,7 @@ def bits(value: float) -> str:
 
 
 def dollars(value: float) -> str:
-    """Money, which is an estimate: three digits of it."""
+    """Estimated dollars, with three digits."""
     return f"${large(value)}" if value >= 1e6 else f"${value:,.0f}"
 
 
@@ -156,20 +158,20 @@ def _three(value: float) -> str:
 PAGES_PER_HOST = 52.7
 """Common Crawl CC-MAIN-2026-30: 2.136 bn pages on 40.5 M hosts."""
 KNOWN_HOSTS = 1.3e9
-"""Nodes of the host graph of 2017 (Funel 2018): the most that anybody has published."""
+"""Nodes of the 2017 host graph (Funel 2018), the largest published number."""
 EXPONENT = 0.75
 """Size of a host over its rank, as r^-0.75: then the top 500 of 33.3 M domains hold 5.3 % of the pages; in
 CC-MAIN-2026-30 they hold 5.1 %, under a budget that cuts the largest, so that the real web is steeper."""
 GOOD_ANSWERS = 0.82
-"""Of requests, 200 in CC-MAIN-2026-30; redirects, 404 and failures are the rest."""
+"""Share of requests with status 200 in CC-MAIN-2026-30; the rest are redirects, 404s, and failures."""
 FETCHED_SHARE, WAITING_SHARE = 0.57, 0.14
-"""Of the URLs that Common Crawl knows, those that it has fetched, and those that it has not yet."""
+"""Shares of the URLs known to Common Crawl that it has fetched, and that it has not fetched yet."""
 LINKS, LINKS_ELSEWHERE = 49, 6
-"""Links of a page, and those to other sites: medians of the Web Almanac 2025."""
+"""Links per page, and links to other sites: medians of the Web Almanac 2025."""
 
 
 class Hosts(NamedTuple):
-    """So many hosts that have so many pages together, by a power law with a first rank."""
+    """Distribution of pages over hosts: a power law over the rank."""
 
     pages: float
     number: float
@@ -177,47 +179,47 @@ class Hosts(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """Pages of the largest."""
+        """Pages of the largest host."""
         return self.pages / (1 + self._integral(self.number))
 
     def share_of_top(self, ranks: float) -> float:
-        """The share of all pages that the largest hosts have."""
+        """Share of all pages on the `ranks` largest hosts."""
         return (1 + self._integral(ranks)) / (1 + self._integral(self.number))
 
     def above(self, pages: float) -> float:
-        """How many hosts have more pages than this."""
+        """Number of hosts with more pages than this."""
         if self.largest <= pages:
             return 0.0
         return min(self.number, float((self.largest / pages) ** (1 / self.exponent)))
 
     def within(self, pages_each: float) -> float:
-        """Pages that can be had if no host gives more than this: the sum of the lesser of both, over all hosts."""
+        """Pages that can be fetched with at most `pages_each` per host."""
         ranks = self.above(pages_each)
         if ranks < 1:
             return self.pages
         return self.pages - (self.largest * (1 + self._integral(ranks)) - pages_each * ranks)
 
     def _integral(self, ranks: float) -> float:
-        """Of r^-exponent from 1 to `ranks`."""
+        """Integral of r^-exponent from 1 to `ranks`."""
         power = 1 - self.exponent
         return float((ranks**power - 1) / power)
 
 
 def usual_hosts(pages: float) -> float:
-    """How many hosts so many pages are on, as far as is known."""
+    """Typical number of hosts for this number of pages."""
     return max(1.0, min(pages / PAGES_PER_HOST, KNOWN_HOSTS))
 
 
 HOURS_A_MONTH = 730.0
 BATCH = 32
-"""Requests of a lease, for which a connection is kept."""
+"""Requests per lease, which share a connection."""
 KEY_BYTES = 8
 LINK_BYTES = 100
 _ENOUGH = 0.999
 
 
 class MachineSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine has."""
+    """Resources of one machine."""
 
     cores: float
     memory_bytes: float
@@ -226,7 +228,7 @@ class MachineSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """In dollars: round figures in the order of what large clouds ask, from memory and not from an offer."""
+    """Prices in dollars: rounded estimates of the list prices of large clouds, not a quote."""
 
     as_of: str = "November 2026"
     core_hour: float = 0.03
@@ -238,7 +240,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be crawled, and the assumptions that nobody has measured for it."""
+    """The crawl to plan, with assumptions that are not measured."""
 
     pages: float
     period_seconds: float
@@ -246,23 +248,23 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     hosts: float
     delay: float = 1.0
     latency_seconds: float = 0.5
-    """From a request to the headers of its answer."""
+    """Time from a request to the response headers."""
     once: bool = False
-    """Fetched once, and not again in each period."""
+    """Whether each page is fetched only once, instead of once per period."""
     store: str = "redis"
     regions: int = 1
     archive: bool = True
     copies: float = 1.0
-    """Of what is stored, over and above what the price of storage includes."""
+    """Copies of the stored data, beyond the replication included in the storage price."""
     wire_ratio: float = 1.0
-    """Bytes on the wire for a byte of a page: 1 if no server compresses."""
+    """Bytes on the wire per byte of a page: 1 if no server compresses."""
     busy_share: float = 0.6
-    """How far machines are filled: the rest is for peaks and for those that are down."""
+    """Target utilization of machines; the rest is reserved for peaks and failures."""
     header_bytes: float = 800.0
     sent_bytes: float = 500.0
-    """Of a request."""
+    """Size of a request."""
     lane_bytes: float = 60_000.0
-    """Memory of a site in hand, with its connection. Assumed."""
+    """Memory per active site with its connection. Assumed."""
     process_bytes: float = 100e6
     worker: MachineSize = MachineSize(cores=16, memory_bytes=64e9)
     server: MachineSize = MachineSize(cores=16, memory_bytes=128e9)
@@ -275,31 +277,31 @@ Part = Literal[
 
 
 class CrawlPlan(NamedTuple):
-    """The needs of a wish. Machines are whole ones."""
+    """Resources that the requirements need. Machines are rounded up."""
 
     pages_per_second: float
     requests_per_second: float
     received_bits_per_second: float
     sites_at_once: float
-    """Sites in hand, each in its delay or waiting for an answer."""
+    """Active sites, each in its delay or waiting for a response."""
     most_of_a_host: float
-    """Pages that politeness lets anybody have of one host in a period."""
+    """Maximum number of pages per host and period at the delay."""
     large_hosts: float
-    """Those that have more."""
+    """Hosts with more pages than that."""
     polite_share: float
-    """Of the pages, those that can be had in a period."""
+    """Share of the pages that can be fetched in a period."""
     cores: float
-    """That are busy at a time."""
+    """Busy cores."""
     workers: int
     worker_needs: dict[Part, float]
-    """Machines, by what they are needed for; the largest counts."""
+    """Number of machines by resource; the largest number applies."""
     known_urls: float
     frontier_bytes: float
     servers: int
     server_needs: dict[Part, float]
     shards: int
     raw_bytes: float
-    """Of one pass."""
+    """Size of one pass."""
     stored_bytes: float
     between_regions_bits_per_second: float
     dollars_a_month: dict[Literal["workers", "frontier", "storage", "traffic"], float]
@@ -307,60 +309,60 @@ class CrawlPlan(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Dollars a month."""
+        """Dollars per month."""
         return sum(self.dollars_a_month.values())
 
     @property
     def next_bottleneck(self) -> Part:
-        """What costs most of what money can buy."""
-        return _dearest(self.dollars_a_month, self.worker_needs, self.server_needs)
+        """The resource with the highest cost."""
+        return _largest_cost(self.dollars_a_month, self.worker_needs, self.server_needs)
 
 
-def plan_crawl(wish: Requirements, figures: Figures) -> CrawlPlan:
-    """What the wish needs."""
-    store, busy = figures.frontiers[wish.store], wish.busy_share
-    rate = wish.pages / wish.period_seconds
+def plan_crawl(requirements: Requirements, figures: Figures) -> CrawlPlan:
+    """Compute the plan for these requirements."""
+    store, busy = figures.frontiers[requirements.store], requirements.busy_share
+    rate = requirements.pages / requirements.period_seconds
     requests = rate / GOOD_ANSWERS
-    hosts = Hosts(wish.pages, min(wish.hosts, wish.pages))
-    most = wish.period_seconds / (wish.delay + wish.latency_seconds)
-    polite_share = hosts.within(most) / wish.pages
+    hosts = Hosts(requirements.pages, min(requirements.hosts, requirements.pages))
+    most = requirements.period_seconds / (requirements.delay + requirements.latency_seconds)
+    polite_share = hosts.within(most) / requirements.pages
 
-    connections = rate / BATCH + hosts.number / wish.period_seconds
-    # What is no page costs a request without a body.
-    cores = rate * figures.page_cpu_seconds(wish.page_bytes) + (requests - rate) * figures.page_cpu_seconds(0)
+    connections = rate / BATCH + hosts.number / requirements.period_seconds
+    # Responses that are not pages cost a request without a body.
+    cores = rate * figures.page_cpu_seconds(requirements.page_bytes) + (requests - rate) * figures.page_cpu_seconds(0)
     cores += connections * (figures.host_cpu_seconds + figures.tls_cpu_seconds)
     cores += requests * store.client_cpu_seconds
-    cores += rate * figures.archive_cpu_seconds(wish.page_bytes) if wish.archive else 0.0
-    received = 8 * (rate * wish.page_bytes * wish.wire_ratio + requests * wish.header_bytes)
-    at_once = requests * (wish.delay + wish.latency_seconds)
-    memory = at_once * wish.lane_bytes + cores / busy * wish.process_bytes
+    cores += rate * figures.archive_cpu_seconds(requirements.page_bytes) if requirements.archive else 0.0
+    received = 8 * (rate * requirements.page_bytes * requirements.wire_ratio + requests * requirements.header_bytes)
+    at_once = requests * (requirements.delay + requirements.latency_seconds)
+    memory = at_once * requirements.lane_bytes + cores / busy * requirements.process_bytes
     worker_needs: dict[Part, float] = {
-        "worker cores": cores / (busy * wish.worker.cores),
-        "worker memory": memory / (busy * wish.worker.memory_bytes),
-        "bandwidth": received / (busy * wish.worker.bits_per_second),
+        "worker cores": cores / (busy * requirements.worker.cores),
+        "worker memory": memory / (busy * requirements.worker.memory_bytes),
+        "bandwidth": received / (busy * requirements.worker.bits_per_second),
     }
     workers = math.ceil(max(worker_needs.values()))
 
-    known = wish.pages / FETCHED_SHARE
+    known = requirements.pages / FETCHED_SHARE
     space = known * WAITING_SHARE * store.queued_bytes
-    space += wish.pages * (store.done_bytes if wish.once else store.again_bytes)
+    space += requirements.pages * (store.done_bytes if requirements.once else store.again_bytes)
     space += known * (1 - WAITING_SHARE - FETCHED_SHARE) * store.done_bytes
-    room = wish.server.memory_bytes if store.in_memory else wish.server.disk_bytes
+    room = requirements.server.memory_bytes if store.in_memory else requirements.server.disk_bytes
     server_cores = requests * store.server_cpu_seconds / busy
     server_needs: dict[Part, float] = {
-        "frontier cpu": server_cores / wish.server.cores,
+        "frontier cpu": server_cores / requirements.server.cores,
         "frontier space": space / (busy * room),
     }
     servers = math.ceil(max(server_needs.values()))
-    # One Redis is one core; a database uses all that its machine has.
+    # Redis uses one core; a database uses all cores of its machine.
     shards = max(servers, math.ceil(server_cores)) if store.in_memory else servers
 
-    raw = wish.pages * wish.page_bytes
-    stored = raw * figures.warc_ratio * wish.copies if wish.archive else 0.0
-    between = 8 * rate * LINKS_ELSEWHERE * LINK_BYTES * (1 - 1 / wish.regions)
-    sent_bytes = requests * wish.sent_bytes
-    dollars = _dollars(wish, workers, servers, stored, sent_bytes, between / 8, on_disk=not store.in_memory)
-    bottleneck = "politeness" if polite_share < _ENOUGH else _dearest(dollars, worker_needs, server_needs)
+    raw = requirements.pages * requirements.page_bytes
+    stored = raw * figures.warc_ratio * requirements.copies if requirements.archive else 0.0
+    between = 8 * rate * LINKS_ELSEWHERE * LINK_BYTES * (1 - 1 / requirements.regions)
+    sent_bytes = requests * requirements.sent_bytes
+    dollars = _dollars(requirements, workers, servers, stored, sent_bytes, between / 8, on_disk=not store.in_memory)
+    bottleneck = "politeness" if polite_share < _ENOUGH else _largest_cost(dollars, worker_needs, server_needs)
     return CrawlPlan(
         pages_per_second=rate,
         requests_per_second=requests,
@@ -389,13 +391,13 @@ Dollars = dict[Literal["workers", "frontier", "storage", "traffic"], float]
 
 
 def _dollars(
-    wish: Requirements, workers: int, servers: int, stored: float, sent: float, between: float, *, on_disk: bool
+    requirements: Requirements, workers: int, servers: int, stored: float, sent: float, between: float, *, on_disk: bool
 ) -> Dollars:
-    prices, seconds = wish.prices, HOURS_A_MONTH * 3600
-    disk = wish.server.disk_bytes / 1e12 * prices.disk_tb_month if on_disk else 0.0
+    prices, seconds = requirements.prices, HOURS_A_MONTH * 3600
+    disk = requirements.server.disk_bytes / 1e12 * prices.disk_tb_month if on_disk else 0.0
     return {
-        "workers": workers * _rent(wish.worker, prices),
-        "frontier": servers * (_rent(wish.server, prices) + disk),
+        "workers": workers * _rent(requirements.worker, prices),
+        "frontier": servers * (_rent(requirements.server, prices) + disk),
         "storage": stored / 1e12 * prices.storage_tb_month,
         "traffic": (sent * prices.sent_gb + between * prices.between_regions_gb) / 1e9 * seconds,
     }
@@ -406,8 +408,8 @@ def _rent(machine: MachineSize, prices: Prices) -> float:
     return hourly * HOURS_A_MONTH
 
 
-def _dearest(dollars: Dollars, worker_needs: dict[Part, float], server_needs: dict[Part, float]) -> Part:
-    """What the largest part of the cost is paid for."""
+def _largest_cost(dollars: Dollars, worker_needs: dict[Part, float], server_needs: dict[Part, float]) -> Part:
+    """The resource that causes the largest part of the cost."""
     causes: dict[str, Part] = {
         "workers": max(worker_needs, key=lambda need: worker_needs[need]),
         "frontier": max(server_needs, key=lambda need: server_needs[need]),
@@ -418,44 +420,54 @@ def _dearest(dollars: Dollars, worker_needs: dict[Part, float], server_needs: di
 
 
 class WhatIfRow(NamedTuple):
-    """A change, and the plan that it makes."""
+    """A changed assumption, and the resulting plan."""
 
     change: str
     plan: CrawlPlan
 
 
-def rows(wish: Requirements, figures: Figures) -> Iterator[WhatIfRow]:
-    """As it is wished, then each thing that matters changed by itself."""
-    yield WhatIfRow("as asked", plan_crawl(wish, figures))
-    for change, other in _variations(wish):
+def what_if(requirements: Requirements, figures: Figures) -> Iterator[WhatIfRow]:
+    """The plan itself, then one plan for each changed assumption."""
+    yield WhatIfRow("as asked", plan_crawl(requirements, figures))
+    for change, other in _variations(requirements):
         yield WhatIfRow(change, plan_crawl(other, figures))
     twice = msgspec.structs.replace(
         figures,
         small_page_cpu_seconds=2 * figures.small_page_cpu_seconds,
         large_page_cpu_seconds=2 * figures.large_page_cpu_seconds,
     )
-    yield WhatIfRow("CPU of a page x 2", plan_crawl(wish, twice))
-    if wish.archive:
-        yield WhatIfRow("nothing compressed", plan_crawl(wish, msgspec.structs.replace(figures, warc_ratio=1.0)))
+    yield WhatIfRow("CPU of a page x 2", plan_crawl(requirements, twice))
+    if requirements.archive:
+        yield WhatIfRow(
+            "nothing compressed", plan_crawl(requirements, msgspec.structs.replace(figures, warc_ratio=1.0))
+        )
     for name in figures.frontiers:
-        if name not in (wish.store, "sqlite"):
-            yield WhatIfRow(f"frontier in {name}", plan_crawl(msgspec.structs.replace(wish, store=name), figures))
+        if name not in (requirements.store, "sqlite"):
+            yield WhatIfRow(
+                f"frontier in {name}", plan_crawl(msgspec.structs.replace(requirements, store=name), figures)
+            )
 
 
-def _variations(wish: Requirements) -> Iterator[tuple[str, Requirements]]:
+def _variations(requirements: Requirements) -> Iterator[tuple[str, Requirements]]:
     change = msgspec.structs.replace
     for factor in (0.25, 4.0):
-        yield f"delay {span(wish.delay * factor)}", change(wish, delay=wish.delay * factor)
+        yield f"delay {span(requirements.delay * factor)}", change(requirements, delay=requirements.delay * factor)
     for factor in (0.5, 4.0):
-        yield f"pages of {size(wish.page_bytes * factor)}", change(wish, page_bytes=wish.page_bytes * factor)
+        yield (
+            f"pages of {size(requirements.page_bytes * factor)}",
+            change(requirements, page_bytes=requirements.page_bytes * factor),
+        )
     for factor in (1 / 7, 30 / 7):
-        period = wish.period_seconds * factor
-        yield f"every {span(period)}", change(wish, period_seconds=period)
+        period = requirements.period_seconds * factor
+        yield f"every {span(period)}", change(requirements, period_seconds=period)
     for factor in (0.1, 10.0):
-        yield f"{large(wish.hosts * factor)} hosts", change(wish, hosts=wish.hosts * factor)
-    if not wish.once:
-        yield "each page only once", change(wish, once=True)
-    yield "servers compress (0.3)", change(wish, wire_ratio=0.3)
-    if wish.archive:
-        yield "nothing archived", change(wish, archive=False)
-    yield "3 regions" if wish.regions == 1 else "1 region", change(wish, regions=3 if wish.regions == 1 else 1)
+        yield f"{large(requirements.hosts * factor)} hosts", change(requirements, hosts=requirements.hosts * factor)
+    if not requirements.once:
+        yield "each page only once", change(requirements, once=True)
+    yield "servers compress (0.3)", change(requirements, wire_ratio=0.3)
+    if requirements.archive:
+        yield "nothing archived", change(requirements, archive=False)
+    yield (
+        "3 regions" if requirements.regions == 1 else "1 region",
+        change(requirements, regions=3 if requirements.regions == 1 else 1),
+    )

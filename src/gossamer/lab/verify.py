@@ -1,4 +1,4 @@
-"""Verifies a set-up: crawls a simulated web, kills workers, and judges by the web's log and what was stored."""
+"""End-to-end verification: crawls a simulated web, kills workers, and checks the web's log and the stored output."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from gossamer.storage.registry import FORMATS, formats_keeping, load, parted
 from gossamer.storage.tables import ask
 
 _ON_THE_WIRE_SECONDS = 1.0
-"""What was sent before a kill, or in the moment of waking up, has reached a busy server by then."""
+"""Tolerance for requests that were sent just before a kill or a wake-up and arrive later at a busy server."""
 
 
 class Blow(NamedTuple):
-    """Something that was done to the crawl. A worker that is stopped wakes up at `until`."""
+    """A fault injected into the crawl. A stopped worker continues at `until`."""
 
     kind: Literal["worker killed", "all killed", "worker stopped"]
     at: float
@@ -47,12 +47,12 @@ class Blow(NamedTuple):
 
 
 class ImpoliteGap(msgspec.Struct, frozen=True):
-    """Two requests that were too close to one another."""
+    """Two requests to a site with less than the delay between them."""
 
     site: str
     at: float
     seconds: float
-    """From the headers of the one to the arrival of the other; negative if they overlapped."""
+    """Seconds from the first response's headers to the arrival of the second request; negative if they overlapped."""
 
 
 class StoredRow(NamedTuple):
@@ -63,28 +63,28 @@ class StoredRow(NamedTuple):
 
 
 class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is wanted is that the first four are empty."""
+    """Result of the checks. The crawl passes if the first four fields are empty."""
 
     lost: tuple[str, ...]
-    """Pages of the plan that no sink, or not every sink, has with the answer that they give."""
+    """Planned pages that at least one sink does not have with the expected response."""
     stored_twice: dict[str, int]
     impolite: tuple[ImpoliteGap, ...]
     forbidden: dict[str, int]
-    """Fetched though robots.txt forbids it."""
+    """Pages fetched although robots.txt disallows them."""
     pages: int
     requests: int
-    """Without those for robots.txt."""
+    """Number of requests, robots.txt excluded."""
     fetched_again: int
     again_at_most: int
-    """What the blows explain: everything that was in hand."""
+    """Number of repeated requests that the faults explain: everything that was in progress."""
     gaps: int
     least_gap: float | None
     late: int
-    """Requests that a stopped worker was about to write and wrote as it woke: nothing can call them back."""
+    """Requests that a stopped worker had started to send, and sent when it continued."""
 
     @property
     def is_good(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether all checks passed."""
         broken = self.lost or self.stored_twice or self.impolite or self.forbidden
         return not broken and self.fetched_again <= self.again_at_most
 
@@ -98,7 +98,7 @@ def judge(
     delay: float,
     in_hand: int,
 ) -> ProofVerdict:
-    """Compare what happened with the plan. `stored` are the rows of each sink, `in_hand` what one blow can cost."""
+    """Compare the log and `stored` (rows of each sink) with the plan; one fault may repeat `in_hand` requests."""
     wanted = {url for url, fate in fates.items() if fate not in FORBIDDEN and fate != "optional"}
     lost: set[str] = set()
     twice: dict[str, int] = {}
@@ -131,9 +131,9 @@ def judge(
 def politeness(
     log: Sequence[SimRequest], blows: Sequence[Blow], *, delay: float
 ) -> tuple[float | None, tuple[ImpoliteGap, ...], int, int]:
-    """The smallest gap, those below the delay, how many gaps there were, and how many requests came late.
+    """Return the smallest gap, the gaps below the delay, the number of gaps, and the number of late requests.
 
-    A request whose sender was killed ended then: nobody waits for its answer, and the delay counts from the kill."""
+    The request of a killed sender ends with the kill, so the delay counts from then."""
     sites: dict[str, list[SimRequest]] = defaultdict(list)
     last_of_port = {(entry.site, entry.port): entry for entry in log}
     for entry in log:
@@ -150,7 +150,7 @@ def politeness(
             gap = entry.arrived_at - before.headers_at
             count += 1
             if gap < delay and before is last_of_port[site, before.port]:
-                # It may have been on its way when its sender died.
+                # It may have been in transit when its sender died.
                 died = [
                     kill
                     for kill in kills
@@ -176,11 +176,11 @@ def _just_after(wake: float, entry: SimRequest) -> bool:
 
 _LOOK_SECONDS = 0.05
 _DEATHS_IN_A_ROW = 4
-"""A supervisor waits longer before each of them; then it is its turn."""
+"""The supervisor's restart delay grows with each kill; after this many kills of workers, kill the supervisor."""
 
 
 class Processes:
-    """`gossamer crawl` with its workers, in a session of their own; what they say goes to a file."""
+    """`gossamer crawl` with its workers, in a session of its own, with output to a file."""
 
     def __init__(self, words: Sequence[str], *, folder: Path, environment: Mapping[str, str], clock: Clock) -> None:
         self._words = words
@@ -192,33 +192,33 @@ class Processes:
         self.said = folder / "crawl.log"
 
     async def start(self) -> None:
-        """Start the crawl, or go on with it."""
+        """Start or resume the crawl."""
         with self.said.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gossamer", "crawl", *self._words,
                 cwd=self._folder, env=dict(self._environment), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                # Killed ourselves, we leave nobody behind who fetches from a web that is gone.
+                # If this process is killed, the crawl must not outlive the simulated web.
                 preexec_fn=dies_with_us(),
             )  # fmt: skip
         self._deaths = 0
 
     @property
     def code(self) -> int | None:
-        """What the crawl exited with; None while it runs."""
+        """Exit code of the crawl; None while it runs."""
         return self._process.returncode if self._process is not None else None
 
     async def wait(self) -> int:
-        """The exit code, when it has come to its end."""
+        """Wait for the crawl to exit, and return its exit code."""
         assert self._process is not None
         return await self._process.wait()
 
     def workers(self) -> list[int]:
-        """The process ids of the workers that live; of a crawl with one worker and no fleet there are none."""
+        """Process ids of the live workers; empty for a crawl with one worker and no fleet."""
         return children(self._process.pid) if self._process is not None and self.code is None else []
 
     async def kill(self, chance: random.Random) -> Blow:
-        """kill -9 of a worker, or of all processes at once, which are then started again."""
+        """Kill a worker with SIGKILL, or kill all processes at once and restart them."""
         workers = self.workers()
         if not workers or self._deaths >= _DEATHS_IN_A_ROW or chance.random() < 0.3:
             at = self._clock.epoch()
@@ -232,7 +232,7 @@ class Processes:
         return Blow("worker killed", at)
 
     async def stop(self, chance: random.Random, seconds: float) -> Blow | None:
-        """Have a worker stand still for so long; None if there is none to stop."""
+        """Stop a worker with SIGSTOP for some seconds; None if there is no worker to stop."""
         if not (workers := self.workers()):
             return None
         pid, at = chance.choice(workers), self._clock.epoch()
@@ -249,13 +249,13 @@ class Processes:
         return Blow("worker stopped", at, woken_at)
 
     async def end(self) -> None:
-        """kill -9 of everything that is left."""
+        """Kill all remaining processes with SIGKILL."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        # Its workers are not our children: they are gone when nobody of the session is left to be signalled.
+        # The workers are not children of this process: they are gone once the session has no process to signal.
         with suppress(ProcessLookupError, PermissionError):
             while True:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -263,7 +263,7 @@ class Processes:
 
 
 def children(pid: int) -> list[int]:
-    """The living direct children of a process."""
+    """The live direct children of a process."""
     if not Path("/proc/self/stat").exists():
         lines = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
         rows = [line.split() for line in lines.stdout.splitlines()]
@@ -283,8 +283,8 @@ def children(pid: int) -> list[int]:
 _TABLES = ("postgresql", "postgres", "mysql", "mariadb")
 
 
-def made_its_own(sinks: Sequence[str], table: str) -> list[str]:
-    """Sinks as the proof uses them: files in its own folder, tables of its own; ConfigError for what is neither."""
+def isolated_sinks(sinks: Sequence[str], table: str) -> list[str]:
+    """The sinks with files and tables of this run only; ConfigError for sinks that cannot be separated or read back."""
     found, files = [], formats_keeping("rows")
     for name in sinks:
         kind = parted(name)[0]
@@ -292,8 +292,8 @@ def made_its_own(sinks: Sequence[str], table: str) -> list[str]:
             found.append(f"{name}{'&' if '?' in name else '?'}table={table}")
         elif kind in _TABLES or (kind in FORMATS and (kind not in files or ":/" in name)):
             raise ConfigError(
-                f"sink {masked_address(name)}: verify would write beside what is there, or could not read it back",
-                hint=f"it makes files and tables of its own: name {', '.join(files)}, postgresql:// or mysql://",
+                f"sink {masked_address(name)}: verify cannot use an existing location, or cannot read this sink back",
+                hint=f"name {', '.join(files)}, postgresql:// or mysql://; verify adds its own paths and tables",
             )
         else:
             found.append(name)
@@ -301,9 +301,9 @@ def made_its_own(sinks: Sequence[str], table: str) -> list[str]:
 
 
 async def read_back(name: str, folder: Path, *, is_fleet: bool) -> list[StoredRow]:
-    """The rows that a sink holds. A fleet's workers may have kept a visit that did not count: the last word counts."""
+    """Read the rows of a sink. For a fleet, which may store stale visits, the visit with the highest token wins."""
     kind = parted(name)[0]
-    # The reader of tables expands the address itself, as the sink does.
+    # The reader of tables expands the address itself, like the sink.
     job = StoredJob(folder, [name if kind in _TABLES else expand(name, source="sink")])
     reader = await asyncio.to_thread(_reader_of, job, kind)
     if reader is None:
@@ -312,7 +312,7 @@ async def read_back(name: str, folder: Path, *, is_fleet: bool) -> list[StoredRo
 
 
 def _reader_of(job: StoredJob, kind: str) -> Reader | None:
-    """That of a format; of a sink of another package, whatever it left that can be read."""
+    """The reader of a format; for a third-party sink, the first reader that finds data."""
     if kind in FORMATS:
         return next(load(FORMATS[kind].reader)(job), None)
     return job.need("rows")
@@ -322,15 +322,15 @@ def _row(record: Record) -> StoredRow:
     return StoredRow(record.page.url, record.page.status or 0)
 
 
-async def take_away(name: str) -> None:
-    """Drop the tables of a sink; its files go with their folder."""
+async def drop_tables(name: str) -> None:
+    """Drop the tables of a sink; its files are deleted with their folder."""
     if parted(name)[0] in _TABLES:
         for ending in ("", "_items", "_items_rejected"):
             await _ask(name, f"DROP TABLE IF EXISTS {{}}{ending}")
 
 
 async def _ask(name: str, statement: str) -> list[Any]:
-    """A statement about the table that a sink's name ends with; none of its words are anybody's but ours."""
+    """Run a statement on the table that a sink's address names; all its parts come from this module."""
     url, _, table = expand(name, source="sink").rpartition("table=")
     return await ask(url[:-1], statement.format(table))
 
@@ -342,11 +342,11 @@ Tell = Callable[[str], None]
 
 
 class ProofOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be proved, and how hard it is made."""
+    """Options of a verification run."""
 
     job: str
     frontier: str = ""
-    """Empty for the embedded one."""
+    """Address of the frontier; empty for the embedded one."""
     sinks: tuple[str, ...] = ("jsonl",)
     workers: int = 3
     kills: int = 5
@@ -356,44 +356,44 @@ class ProofOptions(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.2
     lease_seconds: float = 3.0
     seconds: float = 300.0
-    """After which a crawl that has not ended has failed."""
+    """Time limit of the crawl."""
     seed: int = 1
     folder: Path | None = None
-    """In which a folder of its own is made; the system's for temporary files if it is None."""
+    """Parent of the run's folder; None for the system's temporary folder."""
     keep: bool = False
 
     @property
     def is_fleet(self) -> bool:
-        """Whether workers share a store, and not an owner."""
+        """Whether the frontier is shared by a fleet."""
         return is_fleet(self.frontier)
 
     @property
     def has_children(self) -> bool:
-        """Whether those who fetch are other processes than the one that was started."""
+        """Whether workers run as separate processes."""
         return self.is_fleet or self.workers > 1
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went."""
+    """The result of a verification run."""
 
     wish: ProofOptions
     verdict: ProofVerdict
     blows: tuple[Blow, ...]
     seconds: float
     fault: str = ""
-    """Why the crawl did not come to its end; empty if it did."""
+    """Why the crawl did not finish; empty if it did."""
     kept: str = ""
-    """Where everything is, if it was to be kept."""
+    """The folder with all files, if they are kept."""
 
     @property
     def is_good(self) -> bool:
-        """Whether all of it went as promised."""
+        """Whether the crawl finished and all checks passed."""
         return not self.fault and self.verdict.is_good
 
 
 async def prove(wish: ProofOptions, *, clock: Clock, tell: Tell) -> Proof:
-    """Crawl a simulated web with real processes, trouble them, and compare what is left with the plan."""
-    sinks = made_its_own(wish.sinks, f"gossamer_{wish.job.replace('-', '_').lower()}")
+    """Crawl a simulated web with real processes, inject faults, and compare the output with the plan."""
+    sinks = isolated_sinks(wish.sinks, f"gossamer_{wish.job.replace('-', '_').lower()}")
     wish = msgspec.structs.replace(wish, sinks=tuple(sinks))
     await _refuse_known_job(wish)
     place = Path(tempfile.mkdtemp(prefix=f"{wish.job}-", dir=wish.folder))
@@ -414,14 +414,14 @@ async def _refuse_known_job(wish: ProofOptions) -> None:
         return
     await fleet.aclose()
     raise ConfigError(
-        f"there is a job {wish.job!r} in {masked_address(wish.frontier)} already, which verify does not touch",
-        hint="leave --job away, or give a name that nobody uses",
+        f"job {wish.job!r} already exists in {masked_address(wish.frontier)}",
+        hint="omit --job, or choose an unused name",
     )
 
 
 @asynccontextmanager
 async def _clean(wish: ProofOptions, place: Path, tell: Tell) -> AsyncIterator[None]:
-    """Whatever happens, the job, its results and its tables are taken away at the end; that this fails is told."""
+    """Delete the job, its results, and its tables at the end, and report a failure to do so."""
     try:
         yield
     finally:
@@ -432,10 +432,10 @@ async def _clean(wish: ProofOptions, place: Path, tell: Tell) -> AsyncIterator[N
                     results = results_folder(wish.frontier, wish.job, Settings(), place)
                     await asyncio.to_thread(shutil.rmtree, results, ignore_errors=True)
                 for name in wish.sinks:
-                    await take_away(name)
+                    await drop_tables(name)
             except (GossamerError, OSError) as error:
                 where = masked_address(wish.frontier) or "its sinks"
-                tell(f"what job {wish.job!r} left in {where} is still there: {error}")
+                tell(f"cannot delete the data of job {wish.job!r} in {where}: {error}")
 
 
 async def _crawl(wish: ProofOptions, place: Path, *, clock: Clock, tell: Tell) -> Proof:
@@ -456,9 +456,9 @@ async def _crawl(wish: ProofOptions, place: Path, *, clock: Clock, tell: Tell) -
                     blows.append(blow)
                     tell(f"{clock.monotonic() - began_at:6.1f} s  {blow.kind}")
                 if code := await processes.wait():
-                    fault = f"the crawl ended with code {code}: {_last_words(processes.said)}"
+                    fault = f"the crawl failed with exit code {code}: {_last_words(processes.said)}"
         except TimeoutError:
-            fault = f"the crawl was not over after {wish.seconds:.0f} s"
+            fault = f"the crawl did not finish within {wish.seconds:.0f} s"
         finally:
             await processes.end()
         seconds = clock.monotonic() - began_at
@@ -485,7 +485,7 @@ def _words(wish: ProofOptions, names: bool) -> list[str]:
 
 
 def _environment(wish: ProofOptions) -> Mapping[str, str]:
-    """That of the user, without what would change the crawl; the frontier's address may hold a password."""
+    """The user's environment without GOSSAMER_* settings; the frontier's address may contain a password."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
     return {**kept, "GOSSAMER_FRONTIER": wish.frontier}
 
@@ -493,7 +493,7 @@ def _environment(wish: ProofOptions) -> Mapping[str, str]:
 async def _blows(
     wish: ProofOptions, processes: Processes, web: SimWeb, *, expected: int, clock: Clock
 ) -> AsyncIterator[Blow]:
-    """Deal the blows while the crawl goes on, spread over its whole length; fewer if it is over before."""
+    """Inject the faults, spread over the whole crawl; fewer if it finishes before."""
     chance = random.Random(wish.seed)
     kinds = ["kill"] * wish.kills + ["stop"] * wish.stops
     chance.shuffle(kinds)
@@ -512,7 +512,7 @@ async def _blows(
 
 
 def _requests(web: SimWeb) -> int:
-    """Lines of the log so far."""
+    """Number of lines in the log."""
     return web.log_path.read_bytes().count(b"\n") if web.log_path.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""The bridge between Scrapy's reactor and the frontier, which runs in a thread of its own."""
+"""Bridge between Scrapy's reactor and the asynchronous frontier, which runs in its own thread."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ log = logging.getLogger("gossamer.scrapy")
 _TOGETHER = 500
 _RETRY_MAX_SECONDS = 15.0
 _LAST_SECONDS = 30.0
-"""How long the end waits for a frontier that is away."""
+"""How long shutdown waits for an unreachable frontier."""
 
 
 class Receiver(Protocol):
-    """Scrapy's side. Every call comes in Scrapy's own thread."""
+    """Receives the frontier's replies. All methods are called in Scrapy's thread."""
 
     def opened(self, secret: bytes, settings: Settings, known: int) -> None: ...
 
     def arrived(self, grant: Grant, *, sent_at: float, written: int) -> None:
-        """Leases, or the news that there are none; `written` parcels were stored when they were asked for."""
+        """Leases, or a reply without any; `written` messages were stored when the bridge requested them."""
         ...
 
     def renewed(self, ends: dict[int, float], lost: Sequence[int]) -> None: ...
 
     def written(self, count: int, keys: Sequence[int], stale: int) -> None:
-        """So many parcels are stored in all, among them requests with these keys."""
+        """`count` messages are stored in total; the last batch contained requests with these keys."""
         ...
 
     def away(self) -> None:
-        """The frontier cannot be reached, or its store was replaced: nobody knows what it has kept."""
+        """The frontier is unreachable, or its store was replaced and may have lost acknowledged writes."""
         ...
 
     def failed(self, error: BaseException) -> None: ...
@@ -52,7 +52,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BridgeMessage:
-    """Something to store: requests of their own, or what became of a page, with its links."""
+    """A message to store: standalone requests, or the outcome of a page with its links."""
 
     requests: tuple[Request, ...] = ()
     outcome: Outcome | None = None
@@ -60,24 +60,24 @@ class BridgeMessage:
 
 @dataclass(slots=True)
 class _Added:
-    """Requests that were stored without a page's outcome: where the store forgets them, no page brings them again."""
+    """Requests stored without a page's outcome: if the store loses them, no page queues them again."""
 
     requests: Sequence[Request]
     run: int
-    """The life of the store that was known before, as in `Grant.run`."""
+    """The store's run at that time, as in `Grant.run`."""
     at: float
 
 
 @dataclass(slots=True)
 class _Held:
-    """A lease of ours, until all its requests are settled."""
+    """A lease held by this process, until all its requests are completed."""
 
     lease: Lease
     undone: set[int] = field(default_factory=set)
 
 
 class FrontierBridge:
-    """Leases, renews and stores for one crawl. Public methods are called in Scrapy's thread and return at once."""
+    """Leases, renews, and stores for one crawl. Public methods are called in Scrapy's thread and never block."""
 
     def __init__(self, options: ScrapyOptions, receiver: Receiver, soon: Callable[..., None]) -> None:
         self._options = options
@@ -87,13 +87,13 @@ class FrontierBridge:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="gossamer-frontier", daemon=True)
         self._held: dict[int, _Held] = {}
-        self._parcels: list[BridgeMessage] = []
+        self._messages: list[BridgeMessage] = []
         self._run_of_store = 0
         self._added: deque[_Added] = deque()
-        """What the store may still forget, oldest first."""
+        """Requests that the store may still lose, oldest first."""
         self._added_again = 0
         self._forget_seconds = 0.0
-        self._hearing = asyncio.Lock()
+        self._run_lock = asyncio.Lock()
         self._wanted = 0
         self._written = 0
         self._stale = 0
@@ -103,28 +103,28 @@ class FrontierBridge:
         self._closing = asyncio.Event()
 
     def start(self) -> None:
-        """Open the frontier; the receiver is told when it is, or why it is not."""
+        """Open the frontier; the receiver gets `opened` or `failed`."""
         self._thread.start()
 
-    def send(self, parcel: BridgeMessage) -> None:
-        """Store this, in its turn: requests before any outcome that is sent later."""
-        self._call(self._take, parcel)
+    def send(self, message: BridgeMessage) -> None:
+        """Queue a message for storing; messages are stored in the order in which they are sent."""
+        self._call(self._take, message)
 
     def want(self, lanes: int) -> None:
-        """Have so many more lanes leased, as they come up."""
+        """Set the number of further lanes to lease when they become ready."""
         self._call(self._want, lanes)
 
     def finish(self) -> None:
-        """Store what was sent, give all leases back, and end."""
+        """Store pending messages, return all leases, and end."""
         self._call(self._close)
 
     def _call(self, act: Callable[..., object], *arguments: Any) -> None:
-        # After the end there is nobody left to tell, and nothing to do about it.
+        # The loop may be closed already: then there is nothing left to do.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act, *arguments)
 
-    def _take(self, parcel: BridgeMessage) -> None:
-        self._parcels.append(parcel)
+    def _take(self, message: BridgeMessage) -> None:
+        self._messages.append(message)
         self._filled.set()
 
     def _close(self) -> None:
@@ -138,34 +138,34 @@ class FrontierBridge:
 
     @property
     def accepted(self) -> int:
-        """Outcomes that counted."""
+        """Number of accepted outcomes."""
         return self._accepted
 
     @property
     def stale(self) -> int:
-        """Outcomes that came too late."""
+        """Number of stale outcomes."""
         return self._stale
 
     @property
     def active(self) -> int:
-        """Lanes that are held."""
+        """Number of leased lanes."""
         return len(self._held)
 
     @property
     def fetching(self) -> int:
-        """Lanes that are held: which of them fetch is Scrapy's affair."""
+        """Number of leased lanes; Scrapy decides which of them fetch."""
         return len(self._held)
 
     @property
     def limit(self) -> int:
-        """Lanes that are held, and those that are wanted beside them."""
+        """Number of leased lanes plus those still wanted."""
         return len(self._held) + self._wanted
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._work())
-        except BaseException as error:  # whatever it was, Scrapy has to hear of it and end
+        except BaseException as error:  # report any failure to Scrapy, so that the crawl ends
             self._soon(self._receiver.failed, error)
         finally:
             self._loop.close()
@@ -177,9 +177,9 @@ class FrontierBridge:
             settings = await self._begin(frontier)
             async with AsyncExitStack() as stack:
                 if not isinstance(frontier, OwnedFrontier):
-                    pulse = Heartbeat(worker=self._options.worker)
+                    heartbeat = Heartbeat(worker=self._options.worker)
                     await stack.enter_async_context(
-                        beating(HeartbeatSender(frontier, self, pulse=pulse, clock=self._clock))
+                        beating(HeartbeatSender(frontier, self, pulse=heartbeat, clock=self._clock))
                     )
                 renewing = asyncio.create_task(self._renew(frontier, settings.lease_seconds))
                 try:
@@ -188,7 +188,7 @@ class FrontierBridge:
                     )
                 finally:
                     renewing.cancel()
-                await self._last(frontier)
+                await self._release_all(frontier)
         finally:
             await frontier.aclose()
 
@@ -205,9 +205,9 @@ class FrontierBridge:
         return settings
 
     async def _until_closed(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Run these until the end, or until one of them fails; they end by themselves, and get some time for that.
+        """Run these until shutdown, or until one fails; then give them time to finish.
 
-        A call for leases that is cut off would leave them with nobody until they end."""
+        Canceling a call for leases would leave the leases unused until they expire."""
         tasks = [asyncio.create_task(work) for work in works]
         closing = asyncio.create_task(self._closing.wait())
         try:
@@ -225,7 +225,7 @@ class FrontierBridge:
     async def _lease(self, frontier: Opened, settings: Settings) -> None:
         while not self._closing.is_set():
             if self._wanted <= 0:
-                await self._some_change()
+                await self._wait_for_change()
                 continue
             wanted, sent_at, written = self._wanted, self._clock.monotonic(), self._written
             added_again = self._added_again
@@ -239,21 +239,21 @@ class FrontierBridge:
                 continue
             for lease in grant.leases:
                 self._held[lease.token] = _Held(lease, {request.key for request in lease.requests})
-            await self._heard(frontier, grant.run)
+            await self._check_run(frontier, grant.run)
             if self._added_again != added_again and not grant.leases:
-                # What it says of the job is from before.
+                # The grant's job state is outdated.
                 continue
-            # What more is wanted, Scrapy's side knows when it has these.
+            # After it has received these leases, Scrapy's side sets how many more it wants.
             self._wanted = 0 if grant.leases else wanted
             self._soon(lambda g=grant, s=sent_at, w=written: self._receiver.arrived(g, sent_at=s, written=w))
             if not grant.leases:
                 await self._idle(frontier, grant)
 
-    async def _heard(self, frontier: Opened, run: int) -> None:
-        """Take note of the life of the store that has answered: another one may lack what was acknowledged last.
+    async def _check_run(self, frontier: Opened, run: int) -> None:
+        """Handle a change of the store's run: the new run may have lost the last acknowledged writes.
 
-        Pages that it lacks come again with their links; requests of their own are stored again from here."""
-        async with self._hearing:
+        Lost pages are fetched again with their links; standalone requests are stored again here."""
+        async with self._run_lock:
             if run != self._run_of_store:
                 self._run_of_store = run
                 self._soon(self._receiver.away)
@@ -271,13 +271,13 @@ class FrontierBridge:
             while self._added and self._added[0].at < since:
                 self._added.popleft()
 
-    async def _some_change(self) -> None:
+    async def _wait_for_change(self) -> None:
         await self._changed.wait()
         self._changed.clear()
 
     async def _idle(self, frontier: Opened, grant: Grant) -> None:
         waiting = asyncio.create_task(frontier.idle(grant))
-        changed = asyncio.create_task(self._some_change())
+        changed = asyncio.create_task(self._wait_for_change())
         try:
             await asyncio.wait((waiting, changed), return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
@@ -288,7 +288,7 @@ class FrontierBridge:
             changed.cancel()
 
     async def _renew(self, frontier: Opened, seconds: float) -> None:
-        """Extend all leases at a third of their time, however long their pages take to be handled."""
+        """Renew all leases every third of their duration, however long their pages take."""
         while True:
             await self._clock.sleep(seconds / 3)
             held = [each.lease for each in self._held.values()]
@@ -298,7 +298,7 @@ class FrontierBridge:
             try:
                 ours = await frontier.extend(held, seconds=seconds)
             except Unavailable as error:
-                log.warning("leases could not be renewed: %s", error)
+                log.warning("cannot renew the leases: %s", error)
                 continue
             ends = {lease.token: sent_at + lease.ttl for lease in ours}
             lost = [lease.token for lease in held if lease.token not in ends and lease.token in self._held]
@@ -307,42 +307,42 @@ class FrontierBridge:
             self._soon(self._receiver.renewed, ends, lost)
 
     async def _store(self, frontier: Opened, every: float) -> None:
-        """Store parcels, many at a time; at the end whatever there is."""
-        while not (self._closing.is_set() and not self._parcels):
+        """Store messages in batches; at shutdown, all that are left."""
+        while not (self._closing.is_set() and not self._messages):
             await self._filled.wait()
             if not self._closing.is_set():
                 await self._clock.sleep(every)
             self._filled.clear()
-            some, self._parcels = self._parcels[:_TOGETHER], self._parcels[_TOGETHER:]
-            if self._parcels or self._closing.is_set():
+            some, self._messages = self._messages[:_TOGETHER], self._messages[_TOGETHER:]
+            if self._messages or self._closing.is_set():
                 self._filled.set()
             if some:
                 try:
                     await self._write(frontier, some)
                 except BaseException:
-                    self._parcels[:0] = some
+                    self._messages[:0] = some
                     raise
 
-    async def _write(self, frontier: Opened, parcels: list[BridgeMessage]) -> None:
-        requests = [request for parcel in parcels for request in parcel.requests]
-        outcomes = [parcel.outcome for parcel in parcels if parcel.outcome is not None]
+    async def _write(self, frontier: Opened, messages: list[BridgeMessage]) -> None:
+        requests = [request for message in messages for request in message.requests]
+        outcomes = [message.outcome for message in messages if message.outcome is not None]
         wait, counted = 0.5, 0
         while True:
             try:
                 if requests:
-                    # First: an outcome may speak of a page that these come from.
+                    # Requests first: an outcome may belong to the page that yielded them.
                     run, at = self._run_of_store, self._clock.monotonic()
                     await frontier.add(requests)
                     self._added.append(_Added(requests, run, at))
                 if outcomes:
                     receipt = await frontier.complete(outcomes)
-                    await self._heard(frontier, receipt.run)
+                    await self._check_run(frontier, receipt.run)
                     counted = receipt.accepted
                     self._accepted += counted
                     self._stale += receipt.stale
                 break
             except Unavailable as error:
-                log.warning("waiting to store %d results: %s", len(parcels), error)
+                log.warning("waiting to store %d results: %s", len(messages), error)
                 self._soon(self._receiver.away)
                 await self._clock.sleep(wait)
                 wait = min(wait * 2, _RETRY_MAX_SECONDS)
@@ -352,20 +352,20 @@ class FrontierBridge:
                 held.undone.discard(outcome.key)
                 if not held.undone:
                     del self._held[outcome.token]
-        self._written += len(parcels)
+        self._written += len(messages)
         keys = [request.key for request in requests]
         if counted == len(outcomes):
-            # The links of an outcome that came too late are not stored.
+            # The links of a stale outcome are not stored.
             keys += [link.key for outcome in outcomes for link in outcome.links]
         self._soon(self._receiver.written, self._written, keys, self._stale)
         self._changed.set()
 
-    async def _last(self, frontier: Opened) -> None:
-        if self._parcels:
-            log.error("%d results were not stored; their pages will be fetched again", len(self._parcels))
+    async def _release_all(self, frontier: Opened) -> None:
+        if self._messages:
+            log.error("%d results were not stored; their pages are fetched again in the next run", len(self._messages))
         try:
             async with asyncio.timeout(_LAST_SECONDS):
                 await frontier.release([held.lease for held in self._held.values()])
         except (GossamerError, TimeoutError) as error:
-            log.warning("%d leases were not returned, and end by themselves: %s", len(self._held), error)
+            log.warning("%d leases were not returned and expire on their own: %s", len(self._held), error)
         self._held.clear()

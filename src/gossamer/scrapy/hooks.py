@@ -1,4 +1,4 @@
-"""The few places where Scrapy is reached into, for what its documented interface does not tell."""
+"""Access to Scrapy's internals where its documented API is not sufficient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.errors import ConfigError
 
 
 class Hooks:
-    """Scrapy's engine and reactor, as the scheduler needs them."""
+    """Scrapy's engine and reactor, as used by the scheduler."""
 
     def __init__(self, crawler: Crawler) -> None:
         self._crawler = crawler
@@ -29,53 +29,53 @@ class Hooks:
             self._reactor: Any = reactor
 
     def soon(self, act: Callable[..., object], *arguments: Any) -> None:
-        """Run this in Scrapy's thread; may be called from any."""
+        """Call a function in Scrapy's thread; can be called from any thread."""
         if self._loop is None:
             self._reactor.callFromThread(act, *arguments)
             return
         try:
             self._loop.call_soon_threadsafe(act, *arguments)
         except RuntimeError:
-            # The loop is closed: this process is at its end.
+            # The loop is closed: the process is shutting down.
             pass
 
     def later(self, seconds: float, act: Callable[..., object]) -> Callable[[], object]:
-        """Run this in so many seconds; what is returned takes that back."""
+        """Call a function after some seconds; returns a function that cancels the call."""
         if self._loop is not None:
             return self._loop.call_later(seconds, act).cancel
         call = self._reactor.callLater(seconds, act)
         return lambda: call.cancel() if call.active() else None
 
     async def sleep(self, seconds: float) -> None:
-        """Let Scrapy go on for so long."""
+        """Sleep without blocking Scrapy."""
         ended: Deferred[None] = Deferred()
         self.later(seconds, lambda: ended.callback(None))
         await maybe_deferred_to_future(ended)
 
     def in_progress(self) -> set[Request]:
-        """The requests that were handed out and are not handled to the end: callback, errback and pipelines included.
+        """The requests that Scrapy still processes, callbacks, errbacks, and pipelines included.
 
-        No signal tells when that is over; the engine's own list does."""
+        Scrapy sends no signal when a request is finished, so this reads the engine's own list."""
         slot = getattr(self._crawler.engine, "_slot", None)
         return slot.inprogress if slot is not None else set()
 
     def flush_feeds(self) -> None:
-        """Hand the items of local feeds to the system: what is left in our own buffers dies with this process."""
+        """Flush local feeds to the operating system, so that their items survive a kill of this process."""
         exporter = self._crawler.get_extension(FeedExporter)
         for slot in exporter.slots if exporter is not None else ():
             flush = getattr(slot.file, "flush", None)
-            # One that is being closed is stored by that.
+            # A feed that is being closed is flushed anyway.
             if flush is not None and not getattr(slot.file, "closed", False):
                 flush()
 
     def wake(self) -> None:
-        """Have the engine ask for requests now, and not at its next beat in five seconds."""
+        """Make the engine request work now instead of at its next heartbeat, up to five seconds later."""
         slot = getattr(self._crawler.engine, "_slot", None)
         if slot is not None and slot.closing is None:
             slot.nextcall.schedule()
 
     def close(self, reason: str) -> None:
-        """End the crawl as a finished one, with this reason."""
+        """Close the spider with this reason."""
         engine = self._crawler.engine
         if engine is not None and engine.spider is not None:
             deferred_from_coro(engine.close_spider_async(reason=reason))
@@ -88,19 +88,19 @@ class Hooks:
         request: Callable[..., Any],
         exception: Callable[..., Any],
     ) -> None:
-        """Put ourselves next to the engine on the spider's side, and next to the downloader on the other.
+        """Install the scheduler's middleware methods: next to the engine for spiders, and next to the downloader.
 
-        Settings cannot do that: the middlewares are made before the scheduler."""
+        Settings cannot do this, because Scrapy creates the middlewares before the scheduler."""
         engine: Any = self._crawler.engine
         try:
             spider, downloader = engine.scraper.spidermw.methods, engine.downloader.middleware.methods
             _ = engine.spider, engine._slot
         except AttributeError as error:
             raise ConfigError(
-                f"gossamer.scrapy does not know this version of Scrapy: {error}", hint="use Scrapy 2.14 to 2.19"
+                f"gossamer.scrapy does not support this version of Scrapy: {error}", hint="use Scrapy 2.14 to 2.19"
             ) from None
         spider["process_spider_output"].append(output)
-        # The two lists are read with one index.
+        # Scrapy reads both lists with the same index.
         spider["process_spider_exception"].append(None)
         spider["process_start"].append(start)
         downloader["process_request"].append(request)

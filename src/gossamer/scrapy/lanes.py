@@ -1,4 +1,4 @@
-"""The lanes that this process holds: whose turn it is, and when; no I/O, and the time is given."""
+"""The lanes that this process leases, and when each may send its next request; no I/O, and time is a parameter."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from gossamer import model
 from gossamer.model import Lease, Outcome, Status
 
 _LAST_PART = 10.0
-"""Seconds before the end of a lease in which nothing is sent any more: names are looked up and connections made."""
+"""Seconds before the end of a lease in which no request is started: DNS and connecting take time."""
 
 
-_PATIENCE = 0.1
+_RECHECK_SECONDS = 0.1
 
 
 @dataclass(eq=False, slots=True)
 class ScrapyLane:
-    """A lease with what is left of its batch."""
+    """A lease with the remaining requests of its batch."""
 
     lease: Lease
     deadline: float
     waiting: deque[model.Request]
     free_at: float = 0.0
-    """When the next request may be sent."""
+    """Earliest time of the next request."""
     ticket: Ticket | None = None
-    """The request that is on its way to the downloader, or in it."""
+    """The request that is in the downloader, or on its way there."""
     on_wire: bool = False
     lost: bool = False
     open: int = 0
-    """Requests that were handed out and are not settled."""
+    """Number of requests that Scrapy processes."""
 
     def ends(self, at: float) -> None:
-        """The lease is ours until then."""
+        """Set the end of the lease."""
         self.deadline = at - min(_LAST_PART, self.lease.ttl / 3)
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A leased request on its way through Scrapy, and what it has led to so far."""
+    """A leased request in Scrapy, with the links and the result so far."""
 
     number: int
     lane: ScrapyLane
@@ -50,15 +50,15 @@ class Ticket:
     request: ScrapyRequest
     links: list[model.Request] = field(default_factory=list)
     alike: Counter[bytes] = field(default_factory=Counter)
-    """How often each fingerprint was met among the requests that must not be filtered."""
+    """Number of requests with `dont_filter` per fingerprint."""
     status: Status = "failed"
     code: int = 0
     reason: str = "no-answer"
     void: bool = False
-    """Whether something of it could not be stored: it must not be settled."""
+    """Whether one of its requests could not be stored; then its outcome must not be sent."""
 
     def outcome(self) -> Outcome:
-        """What became of it, for the frontier."""
+        """The outcome for the frontier."""
         lease = self.lane.lease
         return Outcome(
             site=lease.site,
@@ -73,7 +73,7 @@ class Ticket:
 
 
 class Lanes:
-    """All lanes of this process, and the tickets that are out."""
+    """All lanes of this process, and the tickets of their requests."""
 
     def __init__(self) -> None:
         self.tickets: dict[int, Ticket] = {}
@@ -86,31 +86,31 @@ class Lanes:
         return len(self._lanes)
 
     def take(self, leases: Sequence[Lease], *, sent_at: float) -> None:
-        """Hold these, asked for at that time."""
+        """Add leases that were requested at `sent_at`."""
         for lease in leases:
             lane = ScrapyLane(lease, 0.0, deque(lease.requests))
             lane.ends(sent_at + lease.ttl)
             self._lanes[lease.token] = lane
             if lease.lanes == 1:
                 self._sites[lease.site] = lane
-            self._line_up(lane, lane.free_at)
+            self._schedule(lane, lane.free_at)
 
     def next(self, now: float) -> tuple[ScrapyLane, model.Request] | None:
-        """The next request whose time has come."""
+        """The next request that is due."""
         while self._due and self._due[0][0] <= now:
             _, _, lane = heapq.heappop(self._due)
             if lane.ticket is None and lane.waiting:
                 if lane.free_at > now:
-                    self._line_up(lane, lane.free_at)
+                    self._schedule(lane, lane.free_at)
                 elif now >= lane.deadline:
-                    # The word that it is ours for longer, or lost, is on its way.
-                    self._line_up(lane, now + _PATIENCE)
+                    # Wait for the renewal, or for the loss, of the lease.
+                    self._schedule(lane, now + _RECHECK_SECONDS)
                 else:
                     return lane, lane.waiting.popleft()
         return None
 
     def hand_out(self, lane: ScrapyLane, kept: model.Request, request: ScrapyRequest) -> Ticket:
-        """A ticket for a request that goes to Scrapy; the lane waits for its return from the downloader."""
+        """Create a ticket for a request that goes to Scrapy; the lane is blocked until the downloader returns it."""
         self._count += 1
         ticket = Ticket(self._count, lane, kept, request)
         self.tickets[ticket.number] = lane.ticket = ticket
@@ -118,12 +118,12 @@ class Lanes:
         return ticket
 
     def returned(self, lane: ScrapyLane) -> None:
-        """The lane's request is out of the downloader: the next may go when the delay is over."""
+        """The downloader has returned the lane's request: schedule the next one after the delay."""
         lane.ticket = None
-        self._line_up(lane, lane.free_at)
+        self._schedule(lane, lane.free_at)
 
     def settled(self, ticket: Ticket) -> None:
-        """Nothing more comes of this ticket."""
+        """Remove the ticket of a finished request."""
         del self.tickets[ticket.number]
         lane = ticket.lane
         lane.open -= 1
@@ -133,17 +133,17 @@ class Lanes:
             self._forget(lane)
 
     def skipped(self, lane: ScrapyLane) -> None:
-        """The request that was taken last is settled without Scrapy."""
-        self._line_up(lane, lane.free_at)
+        """The last request is completed without Scrapy."""
+        self._schedule(lane, lane.free_at)
         if not lane.open and not lane.waiting:
             self._forget(lane)
 
     def of_site(self, site: str) -> ScrapyLane | None:
-        """The lane that is all of this site, if it is ours."""
+        """The lane of a site that has a single lane, if this process leases it."""
         return self._sites.get(site)
 
     def renew(self, ends: dict[int, float], lost: Sequence[int]) -> None:
-        """Leases that are ours until then, and those that are no more."""
+        """Update the ends of renewed leases, and drop lost ones."""
         for token, at in ends.items():
             if token in self._lanes:
                 self._lanes[token].ends(at)
@@ -152,20 +152,20 @@ class Lanes:
                 self._drop(self._lanes[token])
 
     def next_at(self) -> float | None:
-        """When a request is due; None if none waits for its time."""
+        """Time of the next due request; None if there is none."""
         return self._due[0][0] if self._due else None
 
     def has_waiting(self) -> bool:
-        """Whether requests wait for their turn here."""
+        """Whether any lane has waiting requests."""
         return any(lane.waiting for lane in self._lanes.values())
 
     def busy(self, now: float) -> int:
-        """Lanes that fetch or could: not those that sleep out their delay, or whose pages are only being handled."""
+        """Number of lanes that fetch or could fetch now; excludes those in their delay or in callbacks."""
         return sum(
             lane.ticket is not None or (bool(lane.waiting) and lane.free_at <= now) for lane in self._lanes.values()
         )
 
-    def _line_up(self, lane: ScrapyLane, at: float) -> None:
+    def _schedule(self, lane: ScrapyLane, at: float) -> None:
         if lane.waiting:
             self._count += 1
             heapq.heappush(self._due, (at, self._count, lane))

@@ -1,4 +1,4 @@
-"""What a Scrapy project says about its frontier, and the frontier opened by it."""
+"""Reads the GOSSAMER_* settings of a Scrapy project, and opens its frontier."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Opened = FleetFrontier | OwnedFrontier
 
 @dataclass(frozen=True, slots=True)
 class ScrapyOptions:
-    """Where the frontier is, which job is ours, and how a new job is made."""
+    """Frontier address, job name, worker name, and settings for a new job."""
 
     url: str
     job: str
     worker: str
     named: bool
-    """Whether the project gave the worker its name: then a predecessor of that name is known to be dead."""
+    """Whether GOSSAMER_WORKER sets the name; then leases of an earlier worker with this name can be taken over."""
     settings: Settings
     concurrency: int
 
     @property
     def shown(self) -> str:
-        """The address without its password."""
+        """The frontier's address with its password masked."""
         return masked_address(self.url)
 
 
 def read_options(settings: BaseSettings, spider: str) -> ScrapyOptions:
-    """The project's settings; ConfigError for what is missing or wrong."""
+    """Read the project's settings; ConfigError for missing or invalid ones."""
     url = settings.get("GOSSAMER_FRONTIER") or ""
     if not url:
         raise ConfigError(
@@ -58,9 +58,9 @@ def read_options(settings: BaseSettings, spider: str) -> ScrapyOptions:
 
 
 def job_settings(settings: BaseSettings) -> Settings:
-    """How a new job of this project goes: its own delay, or its own number of requests at once for each site.
+    """Settings of a new job: the project's DOWNLOAD_DELAY, or its CONCURRENT_REQUESTS_PER_DOMAIN as lanes per site.
 
-    robots.txt is Scrapy's affair. `GOSSAMER_SETTINGS` has the last word."""
+    Scrapy itself obeys robots.txt. `GOSSAMER_SETTINGS` overrides everything."""
     delay = settings.getfloat("DOWNLOAD_DELAY")
     first_in = "Fifo" in str(settings.get("SCHEDULER_MEMORY_QUEUE"))
     values: dict[str, Any] = {
@@ -75,7 +75,7 @@ def job_settings(settings: BaseSettings) -> Settings:
 
 
 async def open_frontier(options: ScrapyOptions, changes: Mapping[str, Any] | None = None) -> Opened:
-    """Join the job, or begin it; `changes` are settings that a job which is there already takes up."""
+    """Join the job, or create it; `changes` override settings of an existing job."""
     url = options.url
     backend = backend_of(url)
     settings = await _settings(options, changes)
@@ -85,12 +85,13 @@ async def open_frontier(options: ScrapyOptions, changes: Mapping[str, Any] | Non
         return await owned_backend(url).create(url, options.job, settings, clock=SystemClock())
     except Held as error:
         raise Held(
-            str(error), hint="a file has one owner: for several processes set GOSSAMER_FRONTIER to redis://... or SQL"
+            str(error),
+            hint="for several processes, set GOSSAMER_FRONTIER to redis://... or an SQL server; a file has one owner",
         ) from None
 
 
 async def _settings(options: ScrapyOptions, changes: Mapping[str, Any] | None) -> Settings:
-    """How the job goes: as it was begun, whatever the project of this process says."""
+    """The settings of the job: those it was created with, not those of this process's project."""
     known = await _known(options)
     if known is None:
         return options.settings

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry: off, and not even imported, unless the environment asks for them."""
+"""OpenTelemetry tracing: off, and not imported, unless the OTEL_* environment variables enable it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXPORTER = "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
-def requested_by(environment: Mapping[str, str]) -> str:
-    """The variable that asks for traces; empty if none does."""
+def enabling_variable(environment: Mapping[str, str]) -> str:
+    """The environment variable that enables tracing; empty if none does."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ""
     exporter = environment.get(EXPORTER, "").strip().lower()
@@ -28,17 +28,17 @@ def requested_by(environment: Mapping[str, str]) -> str:
 
 
 def begin(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Traces as the environment asks for them; None if it does not.
+    """Set up tracing if the environment enables it, and return None otherwise.
 
-    Where only an endpoint is set, perhaps for all programs of a machine, a missing package is no reason to fail."""
-    asked = requested_by(environment)
-    if not asked:
+    If only an endpoint is set, possibly for all programs of the machine, a missing package logs a warning."""
+    variable = enabling_variable(environment)
+    if not variable:
         return None
     try:
         from gossamer.telemetry.tracing import open_tracing
     except ImportError as missing:
-        error = unusable("telemetry", f"{asked}: tracing", missing)
-        if asked == EXPORTER:
+        error = unusable("telemetry", f"{variable}: tracing", missing)
+        if variable == EXPORTER:
             raise error from missing
         log.warning("%s: %s", error, error.hint)
         return None

@@ -1,4 +1,4 @@
-"""The traced parts of a worker: each does what the plain one does, in a span."""
+"""Traced versions of a worker's parts: each wraps the original in a span."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class TracedVisit(Visit):
-    """A visit whose pages are spans: the lease that brought them, the turn they waited for, robots, delay."""
+    """A visit with a span per page, and child spans for the lease, the turn, robots.txt, and the delay."""
 
     def __init__(self, lease: Lease, context: Context, *, sent_at: float, tracing: Tracing) -> None:
         super().__init__(lease, context, sent_at=sent_at)
@@ -49,32 +49,32 @@ class TracedVisit(Visit):
             self._page = None
             if not is_settled:
                 self._tracing.take(self.lease.token, request.key)
-                page.settled("returned", "")
+                page.set_outcome("returned", "")
                 page.end()
         return is_settled
 
     async def _may_fetch(self, request: Request) -> bool:
         if self._page is None or not self._gate.is_due(request.url):
             return await super()._may_fetch(request)
-        with self._tracing.below("robots"):
+        with self._tracing.child("robots"):
             return await super()._may_fetch(request)
 
     async def _sleep(self, seconds: float) -> None:
         if self._page is None:
             await super()._sleep(seconds)
             return
-        with self._tracing.below("delay"):
+        with self._tracing.child("delay"):
             await super()._sleep(seconds)
 
     async def _settle(self, request: Request, verdict: Verdict, **known: Any) -> None:
         if self._page is not None:
-            self._page.settled(verdict.status, verdict.reason)
+            self._page.set_outcome(verdict.status, verdict.reason)
             self._tracing.wait(self.lease.token, request.key, self._page)
         await super()._settle(request, verdict, **known)
 
 
 class TracedPageProcessor(PageProcessor):
-    """Extraction as a span; with parser processes, the wait for one of them is in it."""
+    """A span per extraction; it includes the wait for a parser process."""
 
     def __init__(self, extractor: PageParser, linker: Linker, tracing: Tracing) -> None:
         super().__init__(extractor, linker)
@@ -92,7 +92,7 @@ class TracedPageProcessor(PageProcessor):
         handling = super().process(request, response, made=made, suspect=suspect, aside=aside)
         if not is_traced():
             return await handling
-        with self.tracing.below("extract") as span:
+        with self.tracing.child("extract") as span:
             handled = await handling
             span.set_attributes({"gossamer.links": len(handled.links), "gossamer.items": len(handled.page.items)})
             if handled.page.error:
@@ -101,14 +101,14 @@ class TracedPageProcessor(PageProcessor):
 
 
 class TracedStore:
-    """A store that ends the spans of the pages it has taken. Who writes the records here, says how long that took."""
+    """A store that ends the spans of committed pages, with a child span for the sink if this process writes to it."""
 
     def __init__(self, store: Store, tracing: Tracing, clock: Clock) -> None:
         self._store = store
         self._tracing = tracing
         self._clock = clock
         self._sunk_ns = 0
-        self._tells = isinstance(store, OwnerStore | FleetStore)
+        self._writes_records = isinstance(store, OwnerStore | FleetStore)
         if isinstance(store, OwnerStore | FleetStore):
             store.sunk = self._sunk
 
@@ -120,20 +120,20 @@ class TracedStore:
         receipt = await self._store.commit(results, notes)
         ended = nanoseconds(self._clock.epoch())
         for result in results:
-            # Only now: a commit that failed is tried again.
+            # Only after success: a failed commit is retried.
             page = self._tracing.take(result.outcome.token, result.outcome.key)
             if page is None:
                 continue
             middle = min(max(began, self._sunk_ns), ended)
-            if self._tells:
+            if self._writes_records:
                 page.part("sink", began, middle)
             page.part("complete", middle, ended)
             page.end(ended)
         return receipt
 
 
-class TracedNames:
-    """A resolver whose look-ups are spans."""
+class TracedNameResolver:
+    """A resolver with a span per DNS lookup."""
 
     def __init__(self, names: NameResolver, tracing: Tracing) -> None:
         self._names = names
@@ -142,7 +142,7 @@ class TracedNames:
     async def resolve(self, host: str) -> ResolvedName:
         if not is_traced():
             return await self._names.resolve(host)
-        with self._tracing.below("dns") as span:
+        with self._tracing.child("dns") as span:
             span.set_attribute("dns.question.name", host)
             answer = await self._names.resolve(host)
             span.set_attribute("dns.answers", answer.addresses)
@@ -153,20 +153,20 @@ class TracedNames:
 
 
 def traced_fetch(fetch: Fetch, tracing: Tracing) -> Fetch:
-    """`fetch` as a span of a client, by the HTTP conventions. Nothing of it is sent: sites see no trace header."""
+    """Wrap `fetch` in an HTTP client span (semantic conventions). No trace headers are sent to sites."""
 
     async def fetch_in_span(request: Request) -> Response:
         if not is_traced():
             return await fetch(request)
         method = request.method if request.method in _METHODS else "HTTP"
-        with tracing.below(method, SpanKind.CLIENT) as span:
+        with tracing.child(method, SpanKind.CLIENT) as span:
             span.set_attributes(_request_attributes(request))
             try:
                 response = await fetch(request)
             except FetchError as error:
                 span.set_attribute("error.type", error.kind)
                 raise
-            _answered(span, response)
+            _set_response_attributes(span, response)
             if not response.from_cache and response.fetched_at:
                 _phases(tracing, response)
             return response
@@ -178,18 +178,18 @@ def _request_attributes(request: Request) -> Attributes:
     authority = urls.host_port(request.url)
     host, scheme = urls.host(authority), request.url.partition(":")[0]
     port = authority[len(host) + 1 :]
-    asked: Attributes = {
+    attributes: Attributes = {
         "http.request.method": request.method if request.method in _METHODS else "_OTHER",
         "url.full": masked_url(request.url),
         "server.address": host.strip("[]"),
         "server.port": int(port) if port.isdigit() else _PORTS.get(scheme, 0),
     }
     if request.tries:
-        asked["http.request.resend_count"] = request.tries
-    return asked
+        attributes["http.request.resend_count"] = request.tries
+    return attributes
 
 
-def _answered(span: Span, response: Response) -> None:
+def _set_response_attributes(span: Span, response: Response) -> None:
     span.set_attributes(
         {
             "http.response.status_code": response.status,
@@ -207,7 +207,7 @@ def _answered(span: Span, response: Response) -> None:
 
 
 def _phases(tracing: Tracing, response: Response) -> None:
-    """To the headers, with connecting where that was needed, which the client does not tell apart; then the body."""
+    """Two child spans: until the headers (including the connect, which the client does not report), and the body."""
     sent, headers = response.fetched_at, response.fetched_at + response.latency
     for name, began, ended in (("wait", sent, headers), ("download", headers, sent + response.elapsed)):
         span = tracing.tracer.start_span(name, start_time=nanoseconds(began))

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: a trace per sampled page, and the exporter that the OTEL_* variables configure."""
+"""OpenTelemetry spans: one trace per sampled page, sent by the exporter that the OTEL_* variables configure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LAST_SECONDS = 5.0
 
 
 def nanoseconds(epoch: float) -> int:
-    """Epoch seconds as spans have them."""
+    """Convert epoch seconds to nanoseconds."""
     return int(epoch * 1_000_000_000)
 
 
 class PageSpan:
-    """The span of one page, open until the page is stored, returned or given up."""
+    """The span of one page, open until the page is stored, returned, or dropped."""
 
     def __init__(self, tracer: trace.Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -43,16 +43,16 @@ class PageSpan:
         self._context = trace.set_span_in_context(span)
 
     def current(self) -> AbstractContextManager[Span]:
-        """What is traced inside belongs to this page; its end is not the block's."""
+        """Make this the current span for a block, without ending it after the block."""
         return trace.use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
 
     def part(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """A part of its life that is over."""
+        """Add a finished child span."""
         span = self._tracer.start_span(name, self._context, start_time=began_ns)
         span.end(max(began_ns, ended_ns))
 
-    def settled(self, outcome: str, reason: str) -> None:
-        """What has become of the page."""
+    def set_outcome(self, outcome: str, reason: str) -> None:
+        """Set the outcome of the page."""
         self._span.set_attribute("gossamer.outcome", outcome)
         if reason:
             self._span.set_attribute("gossamer.reason", reason)
@@ -64,19 +64,19 @@ class PageSpan:
 
 
 class Tracing:
-    """Makes the spans of one worker, and knows the pages that wait to be stored."""
+    """Creates the spans of one worker, and keeps those of pages that wait to be stored."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self.tracer = provider.get_tracer("gossamer", VERSION)
         self._waiting: dict[tuple[int, int], PageSpan] = {}
-        self._mark = TraceMark()
+        self._mark = TraceContextFilter()
         self._handlers = list(logging.getLogger().handlers)
         for handler in self._handlers:
             handler.addFilter(self._mark)
 
     def page(self, request: Request, lease: Lease, *, asked_ns: int) -> PageSpan | None:
-        """The span of a page whose lease was asked for then; None if the page is not sampled."""
+        """Start the span of a page whose lease was requested at `asked_ns`; None if the page is not sampled."""
         span = self.tracer.start_span("page", context=Context(), start_time=asked_ns)
         if not span.is_recording():
             return None
@@ -92,42 +92,42 @@ class Tracing:
         return PageSpan(self.tracer, span)
 
     def wait(self, token: int, key: int, page: PageSpan) -> None:
-        """The page is handed over to be stored."""
+        """Keep the span of a page that waits to be stored."""
         self._waiting[token, key] = page
 
     def take(self, token: int, key: int) -> PageSpan | None:
-        """A page that is being stored."""
+        """Remove and return the span of a page that waits to be stored."""
         return self._waiting.pop((token, key), None)
 
-    def below(self, name: str, kind: SpanKind = SpanKind.INTERNAL) -> AbstractContextManager[Span]:
-        """A span below the current one, for as long as the block lasts."""
+    def child(self, name: str, kind: SpanKind = SpanKind.INTERNAL) -> AbstractContextManager[Span]:
+        """A child of the current span, for the duration of a block."""
         return self.tracer.start_as_current_span(name, kind=kind, record_exception=False)
 
     async def aclose(self) -> None:
-        """Send what has not been sent yet; a collector that does not answer is waited for a few seconds, no more."""
+        """Export the remaining spans; waits at most five seconds for the collector."""
         for page in self._waiting.values():
-            page.settled("unstored", "")
+            page.set_outcome("unstored", "")
             page.end()
         self._waiting.clear()
         for handler in self._handlers:
             handler.removeFilter(self._mark)
-        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-        def leave() -> None:
+        def shut_down() -> None:
             self._provider.shutdown()
             if not loop.is_closed():
-                loop.call_soon_threadsafe(gone.set)
+                loop.call_soon_threadsafe(done.set)
 
-        threading.Thread(target=leave, name="gossamer-traces", daemon=True).start()
+        threading.Thread(target=shut_down, name="gossamer-traces", daemon=True).start()
         try:
             async with asyncio.timeout(_LAST_SECONDS):
-                await gone.wait()
+                await done.wait()
         except TimeoutError:
             pass
 
 
-class TraceMark(logging.Filter):
-    """Puts the ids of the current trace into lines of the log."""
+class TraceContextFilter(logging.Filter):
+    """Adds `trace_id` and `span_id` of the current trace to log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         current = trace.get_current_span().get_span_context()
@@ -138,21 +138,21 @@ class TraceMark(logging.Filter):
 
 
 def is_traced() -> bool:
-    """Whether what is done now belongs to a page that is sampled."""
+    """Whether the current span belongs to a sampled page."""
     return trace.get_current_span().is_recording()
 
 
 SHARE = 0.01
-"""The share of pages that is traced unless OTEL_TRACES_SAMPLER says otherwise."""
+"""Default share of pages to trace; OTEL_TRACES_SAMPLER overrides it."""
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 def open_tracing(environment: Mapping[str, str] = os.environ) -> Tracing:
-    """Traces that go where the environment says. The SDK reads the rest of it: endpoint, headers, limits, queues."""
+    """Set up the sampler and the exporters. The SDK reads the other variables: endpoint, headers, limits, queues."""
     sampler = None
     if not environment.get("OTEL_TRACES_SAMPLER"):
         sampler = ParentBased(TraceIdRatioBased(_share(environment)))
-    # At the end of a process nobody waits for a collector: `Tracing.aclose` does, for a moment.
+    # Do not wait for the collector at exit: `Tracing.aclose` waits, with a timeout.
     provider = TracerProvider(sampler, Resource.create(_about(environment)), shutdown_on_exit=False)
     for name in (environment.get(EXPORTER) or "otlp").split(","):
         if (name := name.strip().lower()) not in ("", "none"):
@@ -167,7 +167,10 @@ def _share(environment: Mapping[str, str]) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG {text}: no share", hint="a number from 0 to 1, as in 0.01")
+        raise ConfigError(
+            f"OTEL_TRACES_SAMPLER_ARG={text}: not a share",
+            hint="use a number from 0 to 1, as in OTEL_TRACES_SAMPLER_ARG=0.01",
+        )
     return share
 
 
@@ -191,14 +194,14 @@ def _exporter(name: str, environment: Mapping[str, str]) -> SpanExporter:
         protocol = next((text for variable in variables if (text := environment.get(variable))), "http/protobuf")
         name = _PROTOCOLS.get(protocol, "")
         if not name:
-            raise ConfigError(f"OTLP by {protocol}: no such protocol here", hint=f"there are {', '.join(_PROTOCOLS)}")
+            raise ConfigError(f"unsupported OTLP protocol {protocol}", hint=f"use one of: {', '.join(_PROTOCOLS)}")
     for found in entry_points(group="opentelemetry_traces_exporter", name=name):
         try:
             exporter: SpanExporter = found.load()()
-        except Exception as error:  # exporters come from other packages, and check their variables themselves
+        except Exception as error:  # exporters are third-party, and validate their variables with any exception
             raise ConfigError(
-                f"traces cannot go to {name}: {error}", hint="see the OTEL_EXPORTER_* variables"
+                f"cannot create the trace exporter {name}: {error}", hint="check the OTEL_EXPORTER_* variables"
             ) from None
         return exporter
     package = f"opentelemetry-exporter-{name.replace('_', '-')}"
-    raise ConfigError(f"{EXPORTER}: there is no exporter {name}", hint=f"is there a package {package}?")
+    raise ConfigError(f"{EXPORTER}: unknown exporter {name}", hint=f"pip install {package}")
