@@ -100,7 +100,7 @@ def test_handlers_of_every_form_are_run_by_their_label(tmp_path: Path, options: 
     assert code == 3
     assert {path: row["error"] for path, row in found.items() if row["error"]} == {
         "/lost": "spider: spider Forms has no handler for label 'lost'"
-        " (add a method parse_lost(self, page), or drop the label)"
+        " (add a method parse_lost(self, page), or remove the label)"
     }
     assert len(web.log) == len(found) == 10
 

@@ -98,7 +98,7 @@ def test_of_several_types_the_first_that_fits_is_taken() -> None:
     assert take({"seller": "s"}, intake) == {"seller": "s"}
     assert take(Offer("s"), intake) == {"seller": "s"}
     assert isinstance(take({"buyer": "b"}, intake), Rejected)
-    with pytest.raises(ConfigError, match="not a type of items"):
+    with pytest.raises(ConfigError, match="not an item type"):
         ItemPipeline(int)
 
 

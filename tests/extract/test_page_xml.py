@@ -171,7 +171,7 @@ def test_what_is_neither_html_nor_xml_has_no_elements() -> None:
 
 
 def test_bad_queries_of_xml_are_named() -> None:
-    with pytest.raises(ExtractError, match="bad XPath expression"):
+    with pytest.raises(ExtractError, match="invalid XPath expression"):
         page(RSS).xpath("//dc:creator[")
-    with pytest.raises(ExtractError, match="bad CSS selector"):
+    with pytest.raises(ExtractError, match="invalid CSS selector"):
         page(RSS).css("dc|creator[")

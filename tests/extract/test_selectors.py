@@ -110,14 +110,14 @@ def test_css_and_xpath_go_on_from_one_another() -> None:
     ["", "h1[", "h1::before", "h1::text b", "h1,", ">>", "p:nosuch", "a:nth-child(", "h1::text::text"],
 )
 def test_a_bad_css_selector_is_named(query: str) -> None:
-    with pytest.raises(ExtractError, match="bad CSS selector") as error:
+    with pytest.raises(ExtractError, match="invalid CSS selector") as error:
         page().css(query)
     assert repr(query) in str(error.value)
 
 
 def test_a_bad_selector_is_named_on_a_page_without_markup_too() -> None:
     blank = Page(Response(url=URL, status=200, headers=(("content-type", "image/png"),)), Request(url=URL))
-    with pytest.raises(ExtractError, match="bad CSS selector"):
+    with pytest.raises(ExtractError, match="invalid CSS selector"):
         blank.css("h1[")
     assert blank.css("h1::text").getall() == []
     assert blank.xpath("//h1").getall() == []
@@ -125,13 +125,13 @@ def test_a_bad_selector_is_named_on_a_page_without_markup_too() -> None:
 
 @pytest.mark.parametrize("query", ["", "//[", "//a[@", "nosuch(1)", "x:y"])
 def test_a_bad_xpath_expression_is_named(query: str) -> None:
-    with pytest.raises(ExtractError, match="bad XPath expression") as error:
+    with pytest.raises(ExtractError, match="invalid XPath expression") as error:
         page().xpath(query)
     assert repr(query) in str(error.value)
 
 
 def test_a_bad_regular_expression_is_named() -> None:
-    with pytest.raises(ExtractError, match="bad regular expression"):
+    with pytest.raises(ExtractError, match="invalid regular expression"):
         page().css("h1").re("(")
 
 
@@ -177,7 +177,7 @@ def test_an_element_with_blanks_is_not_empty() -> None:
     assert found.css("p:empty").getall() == ["<p></p>", "<p><!-- c --></p>"]
     assert found.css("body").css("p:not(:empty)").getall() == ["<p> </p>", "<p>x</p>"]
     assert found.css('i[title=":empty"]:not(p:empty)::text').get() == "y"
-    with pytest.raises(ExtractError, match="bad CSS selector"):
+    with pytest.raises(ExtractError, match="invalid CSS selector"):
         found.css("p[:empty")
 
 

@@ -142,14 +142,14 @@ def test_a_spider_is_loaded_from_a_module(tmp_path: Path, monkeypatch: pytest.Mo
     ("source", "reference", "words", "hint"),
     [
         (None, "{file}", "no such file", "path of a Python file"),
-        ("x = 1\n", "{file}", "has no Spider", "inherits from gossamer.Spider"),
+        ("x = 1\n", "{file}", "defines no spider", "inherits from gossamer.Spider"),
         (SPIDER.format(name="A") + SPIDER.format(name="B"), "{file}", "has 2 spiders", ":A"),
-        (SPIDER.format(name="A"), "{file}:B", "B is not there", "it has A"),
+        (SPIDER.format(name="A"), "{file}:B", "B does not exist", "it has A"),
         ("class B: pass\n", "{file}:B", "not a subclass", "inherit from gossamer.Spider"),
         ("x = 1\ndef broken(:\n", "{file}", "line 2", "fix the file"),
         ("x = 1\n\nboom()\n", "{file}", "line 3: NameError", ""),
         (None, "nosuchmodule:Spider", "no module named nosuchmodule", "spider.py"),
-        (None, "json:NoSuch", "NoSuch is not there", "defines no Spider"),
+        (None, "json:NoSuch", "NoSuch does not exist", "defines no Spider"),
     ],
 )
 def test_what_is_wrong_with_a_reference_is_said(

@@ -1,1 +1,1 @@
-"""From the bytes of a page to its text, links, requests and items."""
+"""Extraction: from the bytes of a page to its text, links, requests, and items."""

@@ -1,4 +1,4 @@
-"""Dates as HTTP, W3C, and feeds write them."""
+"""Parsers for dates in the formats of HTTP, W3C, and feeds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _W3C = re.compile(
 
 
 def w3c_time(text: str) -> float | None:
-    """Epoch seconds of a W3C date and time; None if it is none. What is left out counts as the first, and as UTC."""
+    """Parse a W3C date to epoch seconds; None if invalid. Missing parts count as the first, a missing zone as UTC."""
     if len(text) == 25 and text[10] == "T" and text[4] == "-":
-        # Most are written like this, and there may be fifty thousand.
+        # Fast path for the common form: a sitemap may hold fifty thousand dates.
         try:
             return _epoch(datetime.fromisoformat(text))
         except ValueError:
@@ -31,7 +31,7 @@ def w3c_time(text: str) -> float | None:
             int(day or 1),
             int(hour or 0),
             int(minute or 0),
-            # A leap second is the last one of its minute.
+            # A leap second counts as the last second of its minute.
             min(int(second or 0), 59) if second != "60" else 59,
             int((fraction or "0").ljust(6, "0")[:6]),
             tzinfo=_zone(zone),
@@ -42,7 +42,7 @@ def w3c_time(text: str) -> float | None:
 
 
 def http_time(text: str) -> float | None:
-    """Epoch seconds of a date as mails, feeds and HTTP headers write it; None if it is none."""
+    """Parse a date of mail, feeds, or HTTP headers to epoch seconds; None if invalid."""
     if not text or len(text) > _LONGEST:
         return None
     from email.utils import parsedate_to_datetime
@@ -63,5 +63,5 @@ def _zone(text: str | None) -> timezone:
 
 
 def _epoch(when: datetime) -> float | None:
-    # Nothing on the web is older, and what is far ahead is no time.
+    # Dates outside this range are not real dates of web pages.
     return when.timestamp() if 1970 <= when.year <= 9000 else None

@@ -1,13 +1,14 @@
-"""Character encoding of a page, by the WHATWG standards, with a detector as the last resort; legacy codecs included.
+"""Character encoding of a page by the WHATWG standards, with a detector as the last resort; includes legacy codecs.
 
 `w3lib.encoding` finds 30 of the 83 encodings of html5lib's suite, this module all. The detector is faust-cchardet: it
 finds 16 of 17 encodings in 0.17 ms, chardet 17 in 0.89 ms.
 
-Python's tables are those of other standards. Where the two differ, letters are exchanged afterwards, or, where Python
-knows none, given by an error handler, which also says how many bytes a mistake takes along.
+Python's codec tables follow other standards than WHATWG. Where they differ, letters are replaced after decoding. Where
+Python cannot decode a sequence, an error handler supplies the letter and the number of bytes to skip.
 
-A detector counts letters, and a page of a few foreign letters has too few of them: one apostrophe of windows-1252 reads
-as Chinese. What pages of a country were written in says more, as long as it gives text that looks like words."""
+A detector relies on letter frequencies, and a page with a few non-ASCII letters has too few: one windows-1252
+apostrophe is detected as Chinese. For these pages the legacy encodings of the host's country are tried first, as long
+as the decoded text looks like words."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ import cchardet
 from gossamer.extract import mime
 
 MAX_MISTAKES = 2000
-"""Beyond these, a text is read as Python reads it, which is sooner done: it is none of that encoding."""
+"""After this many errors, the text is decoded by Python's own codec, which is faster: it is not in that encoding."""
 MAX_RUNS = 50_000
-"""The same for a text of many short runs, or of mistakes, in ISO-2022-JP."""
+"""The same limit for short runs, or errors, in ISO-2022-JP."""
 SLICE_BYTES = 1024 * 1024
 _BAD = "\ufffd"
-# Letters of the index big5 that HKSCS-2004 does not have, or that it has elsewhere.
+# Letters in the index of Big5 that HKSCS-2004 lacks or maps differently.
 _BIG5 = """
     877a㡵𡵓𣚞𦀡㻬
     87a1𥣞㫵竼龗𤅡𨤍𣇪𠪊𣉞䌊蒄龖鐯䤰蘓墖靊鈘秐稲晠権袝瑌篅枂稬剏遆㓦珄𥶹瓆鿇垳䤯呌䄱𣚎堘穲𧭥讏䚮𦺈䆁𥶙箮𢒼鿈𢓁𢓉𢓌鿉蔄𣖻䂴鿊䓡𪷿拁灮鿋
@@ -72,7 +73,7 @@ _WIDE = {chr(half): normalize("NFKC", chr(half)) for half in range(0xFF61, 0xFF9
     "\uff9e": "\u309b",
     "\uff9f": "\u309c",
 }
-# Bytes that Python reads as a letter which it also has elsewhere: all that comes before them, and the letters they are.
+# Byte sequences that Python decodes as a letter that has another encoding too: text before it, and the letter.
 _STRAY = {
     "big5": (
         re.compile(rb"(?:[\x00-\x80\xff]|(?!\xa2[AB])[\x81-\xfe][\x40-\x7e\x80-\xff]?+)*+"),
@@ -87,7 +88,7 @@ _STRAY = {
     ),
 }
 _NOTHING = re.compile(b"")
-# Of letters that Big5 has twice, the standard writes these in their second place.
+# For letters that Big5 has twice, the standard encodes these with their second pointer.
 _BIG5_SECOND = frozenset("\u2550\u255e\u2561\u256a\u5341\u5345")
 _ESCAPE = re.compile(rb"\x1b(\(B|\(J|\(I|\$@|\$B)")
 _PAIRS = re.compile(rb"((?:[!-~]{2}){1,16384})|[!-~][^!-~\x1b]|.", re.DOTALL)
@@ -98,12 +99,12 @@ _UPPER = bytes(byte | 0x80 for byte in range(256))
 
 
 def decode_legacy(body: bytes, name: str) -> str:
-    """The body as text; what does not decode becomes U+FFFD."""
+    """Decode a body in a legacy encoding; invalid bytes become U+FFFD."""
     return "".join(_pieces(body, name))
 
 
 def _pieces(body: bytes, name: str) -> Iterator[str]:
-    """The text of a body in pieces of a bounded size."""
+    """Yield the text of a body in parts of bounded size."""
     if name == "iso-2022-jp":
         yield from _iso_2022_jp(body)
         return
@@ -127,14 +128,14 @@ def _slices(body: bytes, name: str, start: int, end: int) -> Iterator[str]:
         if at + SLICE_BYTES < end:
             text = decoder.decode(body[at : at + SLICE_BYTES])
         else:
-            # At its end, the decoder would take all that is left of a text for one mistake.
+            # At the end of input, the decoder would take the rest of a slice for one error.
             text = (decoder.getstate()[0] + body[at:end]).decode(_LEGACY_CODECS[name], _handler(name))
         exchanged = _EXCHANGED.get(name)
         yield text.translate(exchanged) if exchanged and not text.isascii() else text
 
 
 def _iso_2022_jp(body: bytes) -> Iterator[str]:
-    """Runs of letters, each as the escape sequence before it says; two of these with nothing between are a mistake."""
+    """Decode runs of letters, each by the escape sequence before it; two escape sequences in a row are an error."""
     state, start, left = b"(B", 0, MAX_RUNS
     for escape in chain(_ESCAPE.finditer(body), (None,)):
         end = len(body) if escape is None else escape.start()
@@ -164,7 +165,7 @@ def _run(letters: bytes, state: bytes) -> str:
 
 
 def encode_legacy(text: str, name: str, lacking: Callable[[str], bytes]) -> bytes:
-    """The text in an encoding; `lacking` is asked for what it has no letter for."""
+    """Encode a text; `lacking` supplies the bytes for letters that the encoding does not have."""
     if name == "iso-2022-jp":
         return b"".join(_escaped(text, lacking))
     places = _legacy_places(name)
@@ -182,12 +183,12 @@ def _ascii(letter: str) -> bytes:
 
 @lru_cache(maxsize=8)
 def _legacy_places(name: str) -> dict[str, bytes]:
-    """Letter -> the bytes that are written for it: the first that are read as that letter."""
+    """Map each letter to its bytes: the first sequence that decodes to it."""
     found: dict[str, bytes] = {}
     second = _BIG5_SECOND if name == "big5" else frozenset()
     for lead in _written_leads(name):
         pairs = [bytes((lead, trail)) for trail in range(0x40, 0xFF)]
-        # No pair takes a line end along, so that each of them is a line.
+        # No pair contains a line end, so each pair is a line.
         for pair, letter in zip(pairs, decode_legacy(b"\n".join(pairs), name).split("\n"), strict=True):
             if len(letter) == 1 and letter != _BAD and (letter not in found or letter in second):
                 found[letter] = pair
@@ -197,14 +198,14 @@ def _legacy_places(name: str) -> dict[str, bytes]:
     if name == "shift_jis":
         found |= {chr(0xFF61 + place): bytes((0xA1 + place,)) for place in range(63)} | {"\x80": b"\x80"}
     if name in ("gbk", "gb18030"):
-        # Older editions had these letters elsewhere, where they are still written.
+        # Older editions of the standard encode these letters elsewhere, and encoders still do.
         found |= {chr(old): found[chr(new)] for old, new in _GB18030.items() if old not in (0xE5E5, 0xE7C7)}
         found |= {"\u20ac": b"\x80"} if name == "gbk" else {"\ue7c7": b"\x81\x35\xf4\x37"}
     return found
 
 
 def _written_leads(name: str) -> list[int]:
-    """The first bytes of pairs that are written; others are only read."""
+    """Return the lead bytes that the encoder uses; the decoder accepts more."""
     if name == "big5":
         return list(range(0xA1, 0xFF))
     if name == "euc-jp":
@@ -215,14 +216,14 @@ def _written_leads(name: str) -> list[int]:
 
 
 def _escaped(text: str, lacking: Callable[[str], bytes]) -> Iterator[bytes]:
-    """ISO-2022-JP, which has a state: ASCII, that with a yen and an overline, or pairs."""
+    """Encode as ISO-2022-JP, which has a state: ASCII, Roman (with yen and overline), or pairs."""
     state, places = b"(B", _legacy_places("euc-jp")
     for letter in text:
         pair = b"" if letter.isascii() or letter in _ROMAN else places.get(_WIDE.get(letter) or letter, b"")
         if pair or letter in _ROMAN:
             wanted = b"$B" if pair else b"(J"
         else:
-            # What it lacks, and most of ASCII, is written in either state.
+            # Missing letters, and most of ASCII, are written in either state.
             wanted = state if state == b"(J" and letter not in "\\~" else b"(B"
         if wanted != state:
             yield b"\x1b" + wanted
@@ -236,7 +237,7 @@ def _escaped(text: str, lacking: Callable[[str], bytes]) -> Iterator[bytes]:
 
 
 def _jis(row: int, cell: int) -> str:
-    """The letter at a place (from 0), or U+FFFD."""
+    """Return the letter at a row and cell (from 0), or U+FFFD."""
     lead = row // 2 + (0x81 if row < 62 else 0xC1)
     trail = cell + (0x9F if row % 2 else 0x40 if cell < 63 else 0x41)
     try:
@@ -246,13 +247,13 @@ def _jis(row: int, cell: int) -> str:
 
 
 def _mistake(name: str, data: bytes, at: int) -> tuple[str, int]:
-    """What stands for the bytes at a place that Python cannot read, and how many they are."""
+    """Return the replacement for a sequence that Python cannot decode, and its length in bytes."""
     lead, trail = data[at], data[at + 1] if at + 1 < len(data) else 0
     if name in ("gbk", "gb18030"):
         if lead == 0x80:
             return "\u20ac", 1
         if lead != 0xFF and 0x30 <= trail <= 0x39:
-            # Four bytes, or as many of them as there are.
+            # Four bytes, or as many as are left.
             third, fourth = data[at + 2 : at + 3] or b"\x81", data[at + 3 : at + 4] or b"0"
             return _BAD, 4 if b"\x81" <= third <= b"\xfe" and b"0" <= fourth <= b"9" else 1
     if name == "euc-jp":
@@ -262,7 +263,7 @@ def _mistake(name: str, data: bytes, at: int) -> tuple[str, int]:
             return _jis(lead - 0xA1, trail - 0xA1), 2
     if name == "big5" and (found := _BIG5_LETTERS.get(lead << 8 | trail)):
         return found, 2
-    # A letter of ASCII is never swallowed: it may be the end of a tag.
+    # Never consume an ASCII byte: it may be the end of a tag.
     return _BAD, 2 if _leads(name, lead) and trail >= 0x80 else 1
 
 
@@ -275,7 +276,7 @@ def _leads(name: str, byte: int) -> bool:
 
 
 def _handler(name: str) -> str:
-    """The name of the error handler of an encoding, for decoders."""
+    """Return the name of the decoder error handler for an encoding."""
     return f"gossamer-{name}"
 
 
@@ -283,7 +284,7 @@ def _register(name: str) -> None:
     def handle(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeDecodeError):
             raise error
-        # One error is used for all mistakes of a text: it can count them.
+        # Python reuses one exception for all errors of a text, so it can count them.
         error.mistakes = getattr(error, "mistakes", 0) + 1  # type: ignore[attr-defined]
         if error.mistakes > MAX_MISTAKES:  # type: ignore[attr-defined]
             return error.object[error.start :].decode(_LEGACY_CODECS[name], "replace"), len(error.object)
@@ -297,7 +298,7 @@ for _name in _LEGACY_CODECS:
     _register(_name)
 
 MOST_BYTES = 48
-"""With more foreign bytes than this, the detector's word is better."""
+"""With more non-ASCII bytes than this, the detector is more reliable."""
 _FEW = 3
 _PLACES = {
     "windows-1251 koi8-u": "ru su by kz kg mn mk rs tj ua xn--p1ai xn--j1amh xn--80ao21a xn--90a3ac xn--90ais",
@@ -339,7 +340,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['\u2018\u2019\xb4\xb7][^\W\d_]+)*")
 
 
 def likeliest(sample: bytes, tld: str, detected: str, decode: Callable[[bytes, str], str]) -> str:
-    """The encoding of a short sample from a host of this top-level domain; else what was detected."""
+    """Guess the encoding of a short sample from the host's top-level domain; fall back to the detected one."""
     if len(sample.translate(None, bytes(range(0x80)))) > MOST_BYTES:
         return detected
     names, longest = (_BY_PLACE[tld], 5) if tld in _BY_PLACE else (("windows-1252",), 2)
@@ -352,20 +353,20 @@ def likeliest(sample: bytes, tld: str, detected: str, decode: Callable[[bytes, s
     foreign = "".join(_FOREIGN.findall(decode(sample, name)))
     if 4 * faults > len(foreign):
         return detected
-    # A host of no country may be of any: then only what is hardly a guess counts.
+    # A generic domain says nothing of a country: then only near certainty overrides the detector.
     letters = sum(map(str.isalpha, foreign))
     return name if is_of_a_country or detected not in _LATIN or letters <= _FEW else detected
 
 
 def _faults(text: str, name: str, longest: int) -> int | None:
-    """How much of the foreign part of a text makes no sense; None if it cannot be in this encoding.
+    """Count the non-ASCII characters that look wrong in this encoding; None if the text cannot be in it.
 
-    `longest` is how many foreign letters may stand together in a language that is written in Latin ones."""
+    `longest` is the max number of adjacent non-ASCII letters in languages with Latin script."""
     runs = _FOREIGN.findall(text)
     if any("\ufffd" in run or any("\x80" <= letter < "\xa0" for letter in run) for run in runs):
         return None
     if name in _DOUBLE:
-        # Half of a pair is never alone; what is in another Japanese encoding reads as half-width katakana.
+        # Double-byte text in the wrong Japanese encoding decodes to half-width katakana.
         return sum(1 for run in runs for letter in run if "\uff61" <= letter <= "\uff9f")
     script = _SCRIPTS.get(name)
     if script is not None:
@@ -381,14 +382,14 @@ def _latin_faults(text: str, longest: int) -> Iterator[int]:
         letters = sum(letter.isalpha() and letter not in "\xaa\xba" for letter in run[0])
         signs = sum(letter in _SIGNS for letter in run[0])
         yield len(run[0]) - letters - signs
-        # Words are not of foreign letters alone, nor have they other signs than apostrophes in them.
+        # A word in Latin script is not made of non-ASCII letters only, and contains no punctuation but apostrophes.
         is_alone = letters > 1 and not before.isalpha() and not after.isalpha()
         yield max(0, letters - longest) + 2 * is_alone
         yield sum(letter in _SIGNS and letter not in "\u2018\u2019\xb4\xb7" for letter in run[0]) * is_inside
 
 
 def _turns(text: str) -> int:
-    """How many words have a capital behind a small letter."""
+    """Count the words with a capital after a lower-case letter."""
     words = _WORD.findall(text)
     return sum(any(one.islower() and other.isupper() for one, other in pairwise(word)) for word in words)
 
@@ -401,7 +402,7 @@ DETECT_LEAST_BYTES = 512
 DETECT_CONFIDENCE = 0.4
 DEFAULT = "windows-1252"
 
-# The labels of the Encoding Standard, by the name of the encoding in lower case.
+# The labels of the Encoding Standard by the encoding's name, both in lower case.
 _LABELS = {
     "utf-8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 utf-8 utf8 x-unicode20utf8",
     "ibm866": "866 cp866 csibm866 ibm866",
@@ -452,7 +453,7 @@ _LABELS = {
 }
 NAMES = {label: name for name, labels in _LABELS.items() for label in labels.split()}
 
-# The Python codec that reads what browsers read under a name, where the two differ.
+# The Python codec that decodes a name as browsers do, where it differs from the name.
 _CODECS = {
     "iso-8859-8-i": "iso8859_8",
     "macintosh": "mac_roman",
@@ -468,7 +469,7 @@ _CODECS = {
 _MARKS = {"utf-8": b"\xef\xbb\xbf", "utf-16be": b"\xfe\xff", "utf-16le": b"\xff\xfe"}
 _EAST_ASIAN = ("shift_jis", "euc-jp", "euc-kr", "gbk", "big5")
 _MULTIBYTE = frozenset({*_EAST_ASIAN, "utf-8", "utf-16le", "utf-16be", "gb18030", "iso-2022-jp"})
-# What the detector says -> what it stands for on the web: encodings that pages never use are near misses of these.
+# Detector result -> encoding on the web: results that pages never use are near misses of these.
 _DETECTED = {
     "uhc": "euc-kr",
     "koi8-r": "koi8-u",
@@ -513,12 +514,12 @@ _XML_ENCODING = re.compile(
 
 
 def detect(body: bytes, content_type: str = "", *, host: str = "") -> str:
-    """The name, in lower case, of the encoding that a browser would read the body in; never empty."""
+    """Return the name, in lower case, of the encoding that a browser would use for the body; never empty."""
     return declared(body, content_type) or guessed(body, host)
 
 
 def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES) -> str | None:
-    """What byte order mark, Content-Type header or `<meta>` say, in this order; None where nothing valid is said."""
+    """Return the encoding by byte order mark, Content-Type header, or `<meta>`, in this order; None without one."""
     if body.startswith(b"\xef\xbb\xbf"):
         return "utf-8"
     if body.startswith((b"\xfe\xff", b"\xff\xfe")):
@@ -532,16 +533,16 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
 
 
 def guessed(body: bytes, host: str = "") -> str:
-    """The encoding of a body that declares none: UTF-8 if it is valid, a late `<meta>`, or the detector's word.
+    """Guess the encoding of a body that declares none: UTF-8 if valid, then a late `<meta>`, then the detector.
 
-    With few foreign letters, where the host is from says more."""
+    With few non-ASCII letters, the country of the host is the better evidence."""
     start = _first_fault(body, "utf-8")
     if start is None:
         return "iso-2022-jp" if b"\x1b$" in body and body.isascii() else "utf-8"
     late = _prescan(body[:LATE_BYTES])
     if late is not None and late != "utf-8":
         return late
-    # Markup, and a long head of scripts, would only drown the few bytes that tell.
+    # Markup and long scripts would only dilute the few bytes that carry information.
     sample = body[max(0, start - DETECT_BYTES // 4) :][:DETECT_BYTES]
     foreign = b" ".join(run for run in _RUNS.split(sample) if not run.isascii())
     found = _likeliest(foreign if len(foreign) >= DETECT_LEAST_BYTES else foreign * 8)
@@ -550,9 +551,9 @@ def guessed(body: bytes, host: str = "") -> str:
 
 
 def _first_fault(body: bytes, name: str) -> int | None:
-    """About where a body stops to make sense, None if it does not; one that was cut off may end inside a character.
+    """Return the approximate position of the first decoding error; None if it decodes, or ends inside a character.
 
-    In slices: as a string, a body may take four times its length."""
+    Decodes in slices: as one string, a body may take four times its size."""
     decoder = codecs.getincrementaldecoder(name)()
     for start in range(0, len(body), _SLICE_BYTES):
         try:
@@ -573,7 +574,7 @@ def _likeliest(sample: bytes) -> str:
     if name in _MULTIBYTE and name != "utf-8":
         return name if _decodes(sample, name) else next((one for one in _EAST_ASIAN if _decodes(sample, one)), name)
     if found.startswith("ibm") and not name and _decodes(sample, "gbk"):
-        # No page is in the DOS code pages that the detector knows; what it takes for them is short Chinese text.
+        # Web pages never use the DOS code pages that the detector knows; it reports them for short Chinese text.
         return "gbk"
     return name if name and name != "utf-8" and sure else DEFAULT
 
@@ -587,18 +588,18 @@ def _decodes(sample: bytes, name: str) -> bool:
 
 
 def _decodes_without_controls(sample: bytes, name: str) -> bool:
-    """Whether a sample has only bytes that an ISO encoding gives to letters: pages have no C1 controls."""
+    """Whether a sample has only bytes that an ISO encoding maps to letters: pages contain no C1 controls."""
     return not _C1.search(sample) and _decodes(sample, name)
 
 
 def _is_half_width(sample: bytes) -> bool:
-    """Whether all letters are of the row of half-width katakana; in another encoding, pairs would reach beyond it."""
+    """Whether all letters are in the row of half-width katakana; pairs of another encoding would go beyond it."""
     letters = sample.translate(None, bytes(range(0x80)))
     return len(letters) >= _KATAKANA_LEAST and not letters.translate(None, bytes(range(0xA1, 0xE0)))
 
 
 def decode(body: bytes, encoding: str) -> str:
-    """The body as text, without byte order mark; what does not decode becomes U+FFFD, and nothing raises."""
+    """Decode a body without its byte order mark; invalid bytes become U+FFFD, and nothing raises."""
     name = NAMES.get(encoding.lower(), DEFAULT)
     if name == "replacement":
         return "\ufffd" if body else ""
@@ -610,9 +611,9 @@ def decode(body: bytes, encoding: str) -> str:
 
 
 def encode(text: str, encoding: str, lacking: Callable[[str], bytes]) -> bytes:
-    """The text as a browser sends it from a page in this encoding; `lacking` is asked for letters that it has not.
+    """Encode a text as a browser submits it; `lacking` supplies the bytes for letters that the encoding does not have.
 
-    Nothing is ever sent in UTF-16: that is UTF-8."""
+    UTF-16 is never submitted: browsers use UTF-8 instead."""
     name = NAMES.get(encoding.lower(), DEFAULT)
     if name in ENCODINGS:
         return encode_legacy(text, name, lacking)
@@ -623,7 +624,7 @@ def encode(text: str, encoding: str, lacking: Callable[[str], bytes]) -> bytes:
 
 
 def codec(encoding: str) -> str:
-    """The Python codec for an encoding's name or label."""
+    """Return the Python codec for an encoding's name or label."""
     name = NAMES.get(encoding.lower(), DEFAULT)
     return _CODECS.get(name, "cp1252" if name == "x-user-defined" else name)
 
@@ -632,7 +633,7 @@ def codec(encoding: str) -> str:
 def _characters(name: str) -> str:
     if name == "x-user-defined":
         return "".join(map(chr, (*range(0x80), *range(0xF780, 0xF800))))
-    # The standard reads bytes that Python leaves undefined in 80-9F as control characters.
+    # The standard decodes bytes in 80-9F that Python leaves undefined as control characters.
     table = list(bytes(range(256)).decode(codec(name), "replace"))
     for byte in range(0x80, 0xA0):
         if table[byte] == "\ufffd":
@@ -650,7 +651,7 @@ def _places(name: str) -> dict[str, bytes]:
 
 
 def _prescan(head: bytes) -> str | None:
-    """The prescan of the HTML standard: the encoding that a `<meta>`, or an XML declaration, in the head names."""
+    """Prescan a head by the HTML standard: return the encoding that a `<meta>` or an XML declaration names."""
     if head.startswith((b"<\0?\0x\0", b"\0<\0?\0x")):
         return "utf-16le" if head[0] else "utf-16be"
     position = 0 if b"charset" in head.lower() else len(head)
@@ -691,7 +692,7 @@ def _meta(head: bytes, position: int) -> tuple[str | None, int]:
 
 
 def _attributes(head: bytes, position: int) -> tuple[dict[str, str], int]:
-    """The attributes from `position` to the end of the tag, the first of each name, and where the tag ends."""
+    """Parse attributes up to the end of the tag, the first of each name; also return where the tag ends."""
     found: dict[str, str] = {}
     while (one := _ATTRIBUTE.match(head, position)) is not None:
         position = one.end()
@@ -704,7 +705,7 @@ def _attributes(head: bytes, position: int) -> tuple[dict[str, str], int]:
 
 
 def _from_markup(label: str) -> str | None:
-    """A label in the markup: UTF-16 cannot be true there, and x-user-defined reads as windows-1252."""
+    """Return the encoding for a label in markup, where UTF-16 cannot be true and x-user-defined means windows-1252."""
     name = NAMES.get(label.strip("\t\n\f\r ").lower())
     if name in {"utf-16le", "utf-16be"}:
         return "utf-8"

@@ -1,14 +1,12 @@
-"""A guard for the two places where HTML makes much of little: formatting that is left open, and repeated `<html>` and
-`<body>` tags.
+"""A guard against two HTML amplification attacks: unclosed formatting, and repeated `<html>` and `<body>` tags.
 
-The standard opens unclosed formatting (`<b>`, `<font ...>`) again in every later block, cell and paragraph, so 2,000
-tags of `<b x=1>` before 4,000 of `<p>` are eight million elements from 34 KB. Browsers build them all. A page that
-could do that is read by the tokenizer first, and where it would, its formatting tags are left out: the text and all
-other elements stay.
+The standard reopens unclosed formatting (`<b>`, `<font ...>`) in every later block, cell, and paragraph: 2,000 tags of
+`<b x=1>` before 4,000 of `<p>` are eight million elements from 34 KB. Browsers build them all. A page that could do
+this is tokenized first. If it would, its formatting tags are dropped; the text and all other elements stay.
 
 Each further `<html>` or `<body>` adds its attributes to those of the first, and the parser copies the whole list:
 66,000 tags of `<html a1>`, `<html a2>`, ... are 1 MB of markup and more than 18 GB of memory. On a page that could do
-that, all but the first few of these tags are left out."""
+this, all but the first few of these tags are dropped."""
 
 from __future__ import annotations
 
@@ -18,17 +16,17 @@ from collections import Counter
 from turbohtml import TokenType, tokenize
 
 MOST_REOPENED = 2_000_000
-"""Elements that a page may have beyond its own tags."""
+"""Max elements that reopened formatting may add to a page."""
 MOST_MERGED = 4_000_000
-"""Attributes that repeated `<html>` and `<body>` tags may copy, of 24 bytes each."""
+"""Max attributes, of 24 bytes each, that repeated `<html>` and `<body>` tags may copy."""
 _MOST_ROOTS = 8
-"""So many of these tags any page may have."""
+"""Number of these tags that is always allowed."""
 _ATTRIBUTE_BYTES = 3
-"""An attribute of a long list takes no fewer bytes of markup."""
+"""Min bytes of markup for an attribute in a long list."""
 _DROPPED = "</>"
-"""What stands for a tag that is left out. A parser ignores it, but what is around it does not become one tag."""
+"""Replaces a dropped tag. The parser ignores it, and the text around it does not join into one tag."""
 _BARE = 36
-"""How many open tags without attributes are opened again at most: three of each of the twelve names."""
+"""Max number of open tags without attributes that are reopened: three of each of the twelve names."""
 _NAMES = "b|big|code|em|font|i|s|small|strike|strong|tt|u"
 _TAG = re.compile(rf"</?(?:{_NAMES})(?:[\t\n\f\r /][^>]*+)?(?:>|\Z)", re.IGNORECASE)
 _START = re.compile(
@@ -43,15 +41,15 @@ _FENCE_NAMES = """
     annotation-xml
 """
 _FENCES = frozenset(_FENCE_NAMES.split())
-"""An end tag inside of one of these closes no formatting outside of it."""
+"""An end tag inside one of these closes no formatting outside it."""
 _CELLS = frozenset({"td", "th", "caption"})
 _FOREIGN = frozenset({"svg", "math"})
 _MADE = frozenset({"p", "br"})
-"""Whose end tags alone make an element."""
+"""End tags that create an element on their own."""
 
 
 def is_suspicious(body: bytes) -> bool:
-    """Whether a body could make too many elements or attributes, by a count that is cheap and rather too high."""
+    """Whether a body might create too many elements or attributes, by a cheap upper bound."""
     tags = body.count(b"<")
     if _merges_too_many(tags, len(body)) and _merges_too_many(len(_ROOT.findall(body)), len(body)):
         return True
@@ -63,7 +61,7 @@ def is_suspicious(body: bytes) -> bool:
 
 
 def without_excess(markup: str) -> tuple[str, int]:
-    """The markup without the tags that would make too many elements or attributes, and how many tags that are."""
+    """Drop the tags that would create too many elements or attributes; return the markup and how many were dropped."""
     markup, roots = _without_roots(markup)
     if count_reopened(markup) <= MOST_REOPENED:
         return markup, roots
@@ -76,7 +74,7 @@ def _merges_too_many(roots: int, size: int) -> bool:
 
 
 def _without_roots(markup: str) -> tuple[str, int]:
-    """The markup without all but the first `<html>` and `<body>` tags, if their attributes would be too many."""
+    """Drop all but the first `<html>` and `<body>` tags if their attributes would be too many."""
     raw = markup.encode("utf-8", "replace")
     if not _merges_too_many(len(_ROOT.findall(raw)), len(raw)) or merged(markup) <= MOST_MERGED:
         return markup, 0
@@ -94,7 +92,7 @@ def _without_roots(markup: str) -> tuple[str, int]:
 
 
 def merged(markup: str) -> int:
-    """How many attributes repeated `<html>` and `<body>` tags would copy, at most; it ends where they are too many."""
+    """Count, at most, the attributes copied by repeated `<html>` and `<body>` tags; stops once there are too many."""
     names: set[str] = set()
     total = hidden = 0
     is_foreign = False
@@ -106,7 +104,7 @@ def merged(markup: str) -> int:
                 total += len(names) + hidden
             is_foreign = is_foreign or name in _FOREIGN
         elif kind is TokenType.TEXT and is_foreign and "<" in (text := token.data or ""):
-            # In pictures the tokenizer may see text where the parser sees tags.
+            # In SVG and MathML the tokenizer may see text where the parser sees tags.
             hidden += len(text) // 2
             total += len(_ROOT_TAG.findall(text)) * (len(names) + hidden)
         if total > MOST_MERGED:
@@ -115,8 +113,8 @@ def merged(markup: str) -> int:
 
 
 def count_reopened(markup: str) -> int:
-    """How many elements formatting would be opened again as, at most; the count ends where it is too many."""
-    # One for each fence: the formatting that is open inside of it, by name, and by the whole tag.
+    """Count, at most, the elements created by reopened formatting; stops once there are too many."""
+    # One frame for each fence: the open formatting inside it, by name and by the whole tag.
     frames: list[tuple[str, dict[str, list[str]]]] = [("", {})]
     same: Counter[str] = Counter()
     total = opened = 0
@@ -127,7 +125,7 @@ def count_reopened(markup: str) -> int:
             total += opened
             if name in _FORMATTING:
                 tag = token.source or name
-                # The standard keeps three of the same.
+                # The standard keeps at most three equal tags open.
                 if same[tag] < 3:
                     same[tag] += 1
                     frames[-1][1].setdefault(name, []).append(tag)
@@ -140,7 +138,7 @@ def count_reopened(markup: str) -> int:
         elif kind is TokenType.END_TAG:
             total += opened if name in _MADE else 0
             if name in _FORMATTING:
-                # In pictures the tokenizer may see tags where the parser sees text.
+                # In SVG and MathML the tokenizer may see tags where the parser sees text.
                 if not is_foreign and (tags := frames[-1][1].get(name)):
                     same[tags.pop()] -= 1
                     opened -= 1
@@ -159,7 +157,7 @@ def count_reopened(markup: str) -> int:
 
 
 def _leave(frames: list[tuple[str, dict[str, list[str]]]]) -> None:
-    """End a fence. What is open inside of it stays, since the parser may not have seen a fence here at all."""
+    """End a fence. Formatting opened inside stays open, since the parser may not have seen a fence here."""
     _, inside = frames.pop()
     for name, tags in inside.items():
         frames[-1][1].setdefault(name, []).extend(tags)

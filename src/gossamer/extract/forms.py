@@ -1,4 +1,4 @@
-"""Forms: what a browser would send when one is submitted, and bodies of requests that may name secrets."""
+"""Forms: the request that a browser would send on submit, and request bodies that may contain secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NEVER_SENT = ("reset", "button", "file", *_BUTTONS)
 
 
 class Submission(NamedTuple):
-    """A form, filled in: where it goes, how, and with which fields."""
+    """A filled-in form: its target, method, and fields."""
 
     action: str
     method: str
@@ -39,10 +39,10 @@ class Submission(NamedTuple):
 def submission(
     tree: Document, query: str, given: Given, *, click: str | None = None, encoding: str = "utf-8"
 ) -> Submission:
-    """The form that a CSS selector finds, with its own values and those that are given; None takes a field away.
+    """Fill in the form that a CSS selector finds with its own values and the given ones; None removes a field.
 
-    Without a selector it is the first form with a password field, else the first one. The first submit button goes
-    along, or the one whose name or id is `click`; with an empty `click`, none."""
+    Without a selector it is the first form with a password field, else the first form. The first submit button is
+    included, or the one whose name or id is `click`; with an empty `click`, none."""
     form = _find(tree, query)
     controls = list(_controls(tree, form))
     button = _button(controls, click)
@@ -75,7 +75,7 @@ def submission(
 
 
 def urlencoded(fields: Fields, charset: str = "utf-8") -> str:
-    """Fields as a query or a body. What a page says cannot look like a secret: its signs are escaped."""
+    """Encode fields as a query or a body. Text of the page cannot pass for a secret: its markers are escaped."""
     return "&".join(
         f"{_quoted(name, charset)}={value if isinstance(value, Secret) else _quoted(value, charset)}"
         for name, value in fields
@@ -83,15 +83,17 @@ def urlencoded(fields: Fields, charset: str = "utf-8") -> str:
 
 
 def multipart(fields: Fields, charset: str = "utf-8") -> tuple[str, bytes]:
-    """The content type and the body of fields that are sent as parts."""
+    """Encode fields as multipart/form-data; return the content type and the body."""
     parts = []
     for name, value in fields:
         if not isinstance(value, Secret) and SECRET.search(value):
-            raise ExtractError(f"the value of {name!r} names a secret, and did not come from secret()")
+            raise ExtractError(
+                f"the value of {name!r} looks like a secret", hint="create secrets with gossamer.secret()"
+            )
         shown = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
         parts.append(f'Content-Disposition: form-data; name="{shown}"\r\n\r\n{_lines(value)}\r\n')
     whole = encode("\0".join(parts), charset, _reference)
-    # The same fields give the same body, so that the request is the same one after a crash.
+    # A deterministic boundary: equal fields give an equal body, so a request stays the same after a crash.
     boundary = "gossamer-" + blake2b(whole, digest_size=16).hexdigest()
     mark = b"--" + boundary.encode()
     body = b"".join(mark + b"\r\n" + part for part in whole.split(b"\0")) + mark + b"--\r\n"
@@ -99,9 +101,9 @@ def multipart(fields: Fields, charset: str = "utf-8") -> tuple[str, bytes]:
 
 
 def json_body(value: Any) -> bytes:
-    """A value as JSON, in which only `secret()` names secrets: elsewhere the sign that begins them is escaped."""
+    """Encode a value as JSON in which only `secret()` names secrets: elsewhere their marker is escaped."""
     names: list[str] = []
-    # Nobody who writes pages can guess it.
+    # Random, so that no page can guess it.
     mark = token_hex(16)
 
     def marked(value: Any) -> Any:
@@ -117,7 +119,7 @@ def json_body(value: Any) -> bytes:
     try:
         text = json.dumps(marked(value), separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ExtractError(f"not to be written as JSON: {error}") from error
+        raise ExtractError(f"cannot encode as JSON: {error}") from error
     text = text.replace("$", "\\u0024")
     for number, name in enumerate(names):
         text = text.replace(f"{mark}.{number}.", name)
@@ -128,19 +130,19 @@ def _find(tree: Document, query: str) -> Element:
     try:
         found = tree.select(query or "form")
     except SelectorSyntaxError as error:
-        raise ExtractError(f"bad CSS selector {query!r} for the form") from error
+        raise ExtractError(f"invalid CSS selector {query!r} for the form") from error
     if not query:
         found = [form for form in found if form.select_one('input[type="password" i]') is not None] or found
     if not found:
         raise ExtractError(f"the page has no form {query!r}" if query else "the page has no form")
     form = found[0].closest("form")
     if form is None:
-        raise ExtractError(f"what {query!r} finds is not a form, nor inside of one")
+        raise ExtractError(f"the element found by {query!r} is not a form or inside one")
     return form
 
 
 def _controls(tree: Document, form: Element) -> Iterator[Element]:
-    """The controls that belong to the form, in their order, without those that are disabled."""
+    """Yield the form's controls in document order, without disabled ones."""
     own = _get(form, "id")
     disabled = set(tree.select(_DISABLED))
     for node in tree.select(_CONTROLS):
@@ -168,7 +170,7 @@ def _button(controls: list[Element], click: str | None) -> Element | None:
 
 
 def _values(node: Element, *, is_clicked: bool) -> list[str]:
-    """What the control sends as it stands."""
+    """Return the values that the control submits in its current state."""
     kind = _get(node, "type").lower()
     if node.tag == "textarea":
         return [node.text]
@@ -208,7 +210,7 @@ def _reference(letter: str) -> bytes:
 
 
 def _lines(text: str) -> str:
-    """Line ends as forms send them."""
+    """Normalize line ends to CRLF, as forms do."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
 
 

@@ -1,4 +1,4 @@
-"""Items: what a spider yields, made storable, passed through its pipelines, and checked against its types."""
+"""Items: converted to JSON values, passed through the spider's pipelines, and validated against its item types."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gossamer.extract.links import normal
 from gossamer.model import Rejected, Request
 
 HINT = "yield a dict, a dataclass, an attrs or pydantic model, or a msgspec Struct, with values that JSON can hold"
-FOLLOW_HINT = "to follow a link, yield page.follow(link); to keep a text, yield it in a dict"
+FOLLOW_HINT = "to follow a link, yield page.follow(link); to store a text, yield it in a dict"
 MOST_PRIORITY = 1_000_000_000
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
 def plain(item: Any) -> dict[str, Any]:
-    """The item as a mapping of JSON values; an ExtractError names the type, or the field, that cannot be stored."""
+    """Convert an item to a mapping of JSON values; ExtractError names the type or field that cannot be stored."""
     fields = _fields(item)
     try:
         found = msgspec.to_builtins(fields, str_keys=True, enc_hook=_nested)
-        # A lone surrogate, or a number that no database can hold, only shows in the encoder.
+        # Lone surrogates, and numbers that no database can hold, are found only by encoding.
         _encode(found)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ExtractError(f"item {type(item).__name__}: {_culprit(fields)}{error}", hint=HINT) from error
@@ -39,23 +39,23 @@ def plain(item: Any) -> dict[str, Any]:
 
 
 def sound(request: Request) -> Request:
-    """A spider's request with its URL in normal form; an ExtractError says what of it cannot be queued."""
+    """Return a spider's request with a normalized URL; ExtractError explains what cannot be queued."""
     url = normal(request.url) if isinstance(request.url, str) else None
     if url is None:
         raise ExtractError(
             f"{request.url!r:.200} is not a URL to follow",
-            hint="only http and https are followed; page.follow(...) resolves what is relative",
+            hint="only http and https are followed; page.follow(...) resolves relative URLs",
         )
     try:
         meta = None if request.meta is None else plain(request.meta)
         made = msgspec.structs.replace(request, url=url, meta=meta)
-        # Nothing but plain values may go on: one that cannot be stored would stop the crawl, not this page.
+        # Reject other values here: a request that cannot be stored would stop the crawl, not just this page.
         _decode_request(_encode(made))
         if abs(request.priority) > MOST_PRIORITY:
-            raise ValueError(f"priority {request.priority:.0e} is over {MOST_PRIORITY}")
+            raise ValueError(f"priority {request.priority:.0e} exceeds {MOST_PRIORITY}")
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.ValidationError, ExtractError) as error:
         raise ExtractError(
-            f"request for {url}: {error}", hint="its values must be of the types that Request names"
+            f"request for {url}: {error}", hint="its values must have the types of the fields of Request"
         ) from error
     return made
 
@@ -77,16 +77,16 @@ def _fields(item: Any) -> Mapping[str, Any]:
 
 
 def _nested(value: Any) -> Any:
-    """A value inside an item that msgspec does not know by itself."""
+    """Convert a value inside an item that msgspec cannot encode."""
     if hasattr(value, "getall"):
-        raise TypeError("a selection is not a value: end it with .get() or .getall()")
+        raise TypeError("a selection is not a value: add .get() or .getall()")
     if isinstance(value, Mapping) or hasattr(type(value), "model_dump"):
         return dict(_fields(value))
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def _culprit(fields: Mapping[str, Any]) -> str:
-    """The name of the first field that cannot be stored."""
+    """Return the name of the first field that cannot be stored."""
     for name, value in fields.items():
         try:
             _encode(msgspec.to_builtins(value, str_keys=True, enc_hook=_nested))
@@ -110,7 +110,7 @@ _KINDS: Mapping[Any, str] = {
 
 
 def columns_of(kind: type) -> dict[str, str]:
-    """Field -> `str`, `int`, `float`, `bool`, `decimal`, `time`, `date`, or `json` for whatever else it holds."""
+    """Map each field to `str`, `int`, `float`, `bool`, `decimal`, `time`, or `date`, and to `json` for other types."""
     return {name: _word(annotation) for name, annotation in _column_fields(kind)}
 
 
@@ -126,7 +126,7 @@ def _column_fields(kind: type) -> Iterable[tuple[str, Any]]:
     try:
         hints = get_type_hints(kind)
     except NameError:
-        # A name that only a type checker sees.
+        # The name is imported for type checkers only.
         hints = {}
     names = (
         [field.name for field in dataclasses.fields(kind)]
@@ -156,13 +156,13 @@ def _one(words: Iterable[str]) -> str:
     return found.pop() if len(found) == 1 else "json"
 
 
-SCHEMA_HINT = "a type of items is a dataclass, an attrs class, a pydantic model or a msgspec Struct"
+SCHEMA_HINT = "an item type is a dataclass, an attrs class, a pydantic model, or a msgspec Struct"
 _AT = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
 class Misfit(NamedTuple):
-    """Why an item does not fit: the type that it was held against, the field, and what is wrong with it."""
+    """Why an item is invalid: the type it was validated against, the field, and the error."""
 
     type: str
     field: str
@@ -170,14 +170,14 @@ class Misfit(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """An item in plain values, and the type that it fits; empty if none is declared."""
+    """A valid item in plain values, and its type; empty if no types are declared."""
 
     item: dict[str, Any]
     type: str = ""
 
 
 class Schema:
-    """One type. Text becomes a number or a date where the type says so; anything else that differs does not fit."""
+    """One item type. Converts text to numbers and dates where the type says so; other differences are invalid."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -191,17 +191,17 @@ class Schema:
             except msgspec.ValidationError:
                 pass
             except TypeError as error:
-                raise ConfigError(f"items of type {self.name} cannot be checked: {error}", hint=SCHEMA_HINT) from None
+                raise ConfigError(f"cannot validate items of type {self.name}: {error}", hint=SCHEMA_HINT) from None
 
     def fit(self, item: Any) -> dict[str, Any] | Misfit:
-        """The item as the type has it, in plain values; or why it does not fit."""
+        """Return the item as the type defines it, in plain values; or why it is invalid."""
         try:
             fields = _as_written(item) if isinstance(item, self.kind) else plain(item)
         except ExtractError as error:
             return Misfit(self.name, getattr(error, "field", ""), str(error))
         unknown = None if self._takes_more else next((name for name in fields if name not in self._known), None)
         if unknown is not None:
-            return Misfit(self.name, unknown, "the type has no such field")
+            return Misfit(self.name, unknown, "unknown field")
         try:
             return self._fitted(fields)
         except msgspec.ValidationError as error:
@@ -221,7 +221,7 @@ class Schema:
         place = at[1] if at else ""
         if missing:
             place = f"{place}.{missing[1]}" if place else missing[1]
-        # A validator of the type's own names the field, if anything does, in quotes.
+        # The message of a type's own validator names the field, if at all, in quotes.
         place = place or next((name for name in self._known if f"'{name}'" in text), "")
         return Misfit(self.name, place, _AT.sub("", text))
 
@@ -234,7 +234,7 @@ class Schema:
 
 
 class Schemas:
-    """All types of a spider. With several, a mapping is held against each in turn."""
+    """All item types of a spider. With several, a mapping is validated against each in turn."""
 
     def __init__(self, kinds: type | Sequence[type]) -> None:
         declared = kinds if isinstance(kinds, Sequence) else (kinds,)
@@ -244,11 +244,11 @@ class Schemas:
         return bool(self._schemas)
 
     def columns(self) -> dict[str, dict[str, str]]:
-        """Type -> field -> its kind, see `columns_of`."""
+        """Map each type to its fields and their kinds, see `columns_of`."""
         return {schema.name: columns_of(schema.kind) for schema in self._schemas}
 
     def fit(self, item: Any) -> Fitted | Misfit:
-        """The item in plain values, or why it fits none of the types."""
+        """Return the item in plain values, or why it matches none of the types."""
         first = None
         for schema in self._schemas:
             is_own = isinstance(item, schema.kind)
@@ -281,11 +281,11 @@ def _names(kind: type) -> frozenset[str]:
         return frozenset(field.name for field in dataclasses.fields(kind))
     if hasattr(kind, "__attrs_attrs__"):
         return frozenset(attribute.name for attribute in kind.__attrs_attrs__)
-    raise ConfigError(f"{kind!r} is not a type of items", hint=SCHEMA_HINT)
+    raise ConfigError(f"{kind!r} is not an item type", hint=SCHEMA_HINT)
 
 
 def _as_written(item: Any) -> dict[str, Any]:
-    """An instance in plain values, under the names that its type writes."""
+    """Return an instance in plain values, under the names that its type uses for output."""
     if hasattr(item, "model_dump"):
         return plain(item.model_dump(mode="json", by_alias=True))
     try:
@@ -299,13 +299,13 @@ _LONGEST = 200
 
 
 class Dropped(NamedTuple):
-    """An item that a pipeline gave None for."""
+    """An item for which a pipeline returned None."""
 
     pipeline: str
 
 
 class ItemPipeline:
-    """What becomes of each item: stored, dropped by a pipeline, or rejected; never none of these."""
+    """Decides what happens to each item: stored, dropped by a pipeline, or rejected."""
 
     def __init__(self, types: type | Sequence[type] = (), pipelines: Sequence[Pipeline] = ()) -> None:
         self._schemas = Schemas(types)
@@ -317,10 +317,10 @@ class ItemPipeline:
                 )
 
     async def take(self, item: Any, url: str) -> Fitted | Rejected | Dropped:
-        """The item in plain values, ready to be stored.
+        """Return the item in plain values, ready to be stored.
 
-        One that does not fit a declared type, or that a pipeline raises on, is rejected. Without types and pipelines
-        an item that cannot be stored is an ExtractError."""
+        An item that matches no declared type, or that a pipeline raises on, is rejected. Without types and pipelines,
+        an item that cannot be stored raises ExtractError."""
         if not self._pipelines and not self._schemas:
             return Fitted(plain(item))
         for pipeline in self._pipelines:
@@ -330,7 +330,7 @@ class ItemPipeline:
                 item = pipeline(item)
                 if inspect.isawaitable(item):
                     item = await item
-            except Exception as error:  # an item's fate is decided here: the user's own code may raise anything
+            except Exception as error:  # the user's code may raise anything, and the item is rejected
                 return rejected(before, url, Misfit("", "", f"pipeline {name}: {type(error).__name__}: {error}"))
             if item is None:
                 return Dropped(name)
@@ -344,7 +344,7 @@ class ItemPipeline:
 
 
 def rejected(item: Any, url: str, why: Misfit) -> Rejected:
-    """What is kept of an item that is not stored: values that no file can hold, as they look."""
+    """Return the record of a rejected item; values that cannot be stored are replaced by their repr."""
     try:
         kept = plain(item)
     except ExtractError:
@@ -356,7 +356,7 @@ def _shown(item: Any) -> dict[str, Any]:
     try:
         fields = dict(item) if isinstance(item, dict) else {"item": item}
         return {_storable(str(name)): _value(value) for name, value in fields.items()}
-    except Exception:  # whatever an object of the user's does when it is looked at
+    except Exception:  # the user's object may raise anything when it is inspected
         return {"item": type(item).__name__}
 
 

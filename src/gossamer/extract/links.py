@@ -1,4 +1,4 @@
-"""Links of a page, from markup, srcset, and Link headers, resolved as a browser resolves them."""
+"""Links of a page, from markup, srcset, and Link headers, resolved like in a browser."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from gossamer.extract.encoding import encode
 _NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 SPACES = "\t\n\f\r "
 MAX_LINKS = 20_000
-"""Links taken from one page unless somebody says otherwise. All of them reach the frontier in one call: with many more
-than these a Redis does nothing else for a quarter of a second."""
+"""Default limit of links per page. All of them reach the frontier in one call: many more than this block a Redis for a
+quarter of a second."""
 MAX_CHARACTERS = 10 * 1024 * 1024
-"""How long all links of a page may be together, or `_MEAN_LENGTH` for each that is asked for, if that is more: a long
-base before many short links would fill the memory."""
+"""Limit of the total length of a page's links, or `_MEAN_LENGTH` for each requested link if that is more: a long base
+with many short links would fill the memory."""
 _MEAN_LENGTH = 192
 MAX_REFERENCE = 65_536
 LOST = ("max_links", "links_length", "long_links")
-"""The reasons why a page may have more links than are listed: too many, too long together, or each too long."""
+"""The reasons why links are missing from the list: too many, too long in total, or a single one too long."""
 _LONG_BASE = 2048
 
-# A path and query of these characters is its own normal form, unless a segment starts with a dot.
+# A path and query of only these characters is already normalized, unless a segment starts with a dot.
 _PATH_QUERY = r"[A-Za-z0-9._~/-]*(?:\?[A-Za-z0-9._~/=&%+,;:-]*)?"
 _SIMPLE = re.compile(rf"((?:\.\./){{0,20}})((?:[A-Za-z0-9_~/-]{_PATH_QUERY})?)(?:#.*)?", re.DOTALL)
 _PLAIN = re.compile(r"[A-Za-z0-9._~/?=&%+,;:@!$*()-]+")
 _PLAIN_BYTES = bytes(byte for byte in range(128) if _PLAIN.fullmatch(chr(byte))) + b"\n"
-"""What a browser takes over as it is, in a path and in a query."""
+"""Characters that a browser copies unchanged to a path and a query."""
 _ABSOLUTE = re.compile(rf"(https?://[a-z0-9.:-]{{1,300}})(/{_PATH_QUERY})(?:#.*)?", re.DOTALL)
 _REFRESH = re.compile(
     r"[\t\n\f\r ]*(?P<seconds>[0-9]*+)(?P<fraction>[0-9.]*+)"
@@ -46,7 +46,7 @@ _NOFOLLOW = frozenset({"nofollow", "ugc", "sponsored"})
 _FOLLOWED_RELS = frozenset({"canonical", "next", "prev"})
 _LEADING = r":is([href],[xlink\:href],meta,iframe,frame,noframes)"
 _INERT = "template"
-"""What is in one is not on the page yet."""
+"""The content of a template is not part of the page yet."""
 _AROUND = "".join(map(chr, range(0x21)))
 _UNSEEN = {ord(letter): None for letter in "\t\n\r"}
 _OTHER_SCHEME = re.compile(r"[\x00-\x20]*(?!https?:)[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)
@@ -54,7 +54,7 @@ _UNSAFE_QUERY = re.compile(rb"[\x00-\x20\x22\x23\x27\x3c\x3e\x7f-\xff]")
 
 
 class Links(NamedTuple):
-    """The links of a page, each once, and its base; `cut` has the number of those that are missing, by reason."""
+    """The distinct links of a page, and its base URL; `cut` counts the missing links by reason."""
 
     urls: list[str]
     base: str
@@ -62,7 +62,7 @@ class Links(NamedTuple):
 
 
 class PageLinks(NamedTuple):
-    """What a page says about links: its base, its references, and name and content of its `<meta>` elements."""
+    """What the markup says about links: base, references, and the name and content of `<meta>` elements."""
 
     base: str | None
     references: list[str]
@@ -70,10 +70,10 @@ class PageLinks(NamedTuple):
 
 
 class LinkMemo:
-    """A bounded memory of resolved links, to be shared by the pages of a crawl: menus and footers come again and again.
+    """A bounded cache of resolved links, shared by the pages of a crawl, since menus and footers repeat.
 
-    Plain ones on the page's own host do not enter: to put them together costs no more than to look for them here. Two
-    generations: what is asked for while the younger one fills up stays, the rest is forgotten with the older."""
+    Plain links on the page's own host are not cached: resolving them is as cheap as a lookup. The cache has two
+    generations: entries used while the younger one fills up move to it, the others are dropped with the older one."""
 
     __slots__ = ("_half", "_old", "_young")
 
@@ -86,13 +86,13 @@ class LinkMemo:
         return len(self._young) + len(self._old)
 
     def resolve(self, base: str, references: Sequence[str]) -> list[str | None]:
-        """Each reference resolved against `base`; None where there is no http(s) URL."""
+        """Resolve each reference against `base`; None if the result is not an http(s) URL."""
         origin, folder = _places(base)
         root, young = f"{origin}/", self._young
         text = "\n".join(references)
-        # A segment that begins with a dot, however it is written, is a step up, or none.
+        # A segment that starts with a dot, however escaped, may be a dot segment.
         is_even = bool(origin) and "/." not in text and "/%2" not in text
-        # Most pages have plain references only: that is seen at once, and no faster for one of them than for all.
+        # Most pages have only plain references: one check of all of them is as fast as one check of one.
         is_plain = is_even and text.isascii() and not text.encode().translate(None, _PLAIN_BYTES)
         is_plain = is_plain and text.count("\n") == len(references) - 1
         found: list[str | None] = []
@@ -112,7 +112,7 @@ class LinkMemo:
                 elif first == "h" and (end := reference.find("/", 8)) > 0 and _is_origin(reference[:end]):
                     found.append(reference)
                     continue
-            # The part of the base that the answer depends on: pages that share it share the answer.
+            # Cache by the part of the base that the result depends on: pages with the same part share entries.
             if first == "/":
                 part = origin or base
             elif first == "h" and reference.startswith(("http://", "https://")):
@@ -141,7 +141,7 @@ class LinkMemo:
 
 
 def find(tree: Document, *, nofollow: bool = True) -> PageLinks:
-    """All that a page says about where it leads, as it is written; `nofollow` leaves out links whose `rel` says so."""
+    """Collect everything about links in a page's markup; `nofollow` skips links whose `rel` forbids following."""
     base: list[str] = []
     metas: list[tuple[str, str]] = []
     references = _references(tree, nofollow=nofollow, base=base, metas=metas)
@@ -160,9 +160,9 @@ def links(
     max_links: int = MAX_LINKS,
     memo: LinkMemo | None = None,
 ) -> Links:
-    """The http(s) URLs that the page at `url` links to, in its order, after those of its headers, given in `also`.
+    """Return the http(s) URLs that the page links to, in document order, after `also`, the links of its headers.
 
-    `region` takes only those inside what a CSS selector finds."""
+    `region` limits the search to elements that match a CSS selector."""
     base = effective_base(url, found.base)
     references = found.references
     if region:
@@ -171,13 +171,13 @@ def links(
         ]
     if encoding != "utf-8":
         references = [encode_query(reference, encoding) for reference in references]
-    # An empty memo is false.
+    # An empty cache is falsy: compare with None.
     memo = LinkMemo() if memo is None else memo
     once = list(dict.fromkeys(references))
     if max(map(len, once), default=0) > MAX_REFERENCE:
         short = [reference for reference in once if len(reference) <= MAX_REFERENCE]
         found_short = _some(base, short, memo, max_links, also)
-        # Pictures and scripts within the page are no links, and may be long.
+        # data: URLs are not links, and may be long.
         if lost := _count(reference for reference in once if len(reference) > MAX_REFERENCE):
             found_short.cut["long_links"] = lost
         return found_short
@@ -189,7 +189,7 @@ def links(
 
 
 def _some(base: str, references: list[str], memo: LinkMemo, max_links: int, also: Sequence[str]) -> Links:
-    """The first links of a page that has more than are wanted, or a base that makes them long."""
+    """Resolve the first links of a page with too many links, or with a long base."""
     found: dict[str, None] = dict.fromkeys(also[:max_links])
     room = max(MAX_CHARACTERS, max_links * _MEAN_LENGTH)
     step = max(1, min(1024, MAX_CHARACTERS // len(base)))
@@ -200,7 +200,7 @@ def _some(base: str, references: list[str], memo: LinkMemo, max_links: int, also
                 continue
             if len(found) == max_links or (room < len(url) and found):
                 reason = "max_links" if len(found) == max_links else "links_length"
-                # As they are written: to resolve all of them to find those that are equal could take seconds.
+                # Deduplicate before resolving: resolving all of them to find equal ones could take seconds.
                 return Links(list(found), base, {reason: missing + _count(references[number:])})
             room -= len(url)
             found[url] = None
@@ -208,22 +208,22 @@ def _some(base: str, references: list[str], memo: LinkMemo, max_links: int, also
 
 
 def _count(references: Iterable[str]) -> int:
-    """How many of these may be links to a page."""
+    """Count the references that may be links to a page."""
     return sum(_OTHER_SCHEME.match(reference) is None for reference in references)
 
 
 def resolve(base: str, reference: str) -> str | None:
-    """`reference` as `urls.join` resolves it, by a shorter way where that is sure to give the same."""
+    """Resolve like `urls.join`, with a shortcut where it gives the same result."""
     return _short_way(*_places(base), reference) or urls.join(base, reference)
 
 
 def normal(url: str) -> str | None:
-    """A whole URL as `urls.normal` gives it, by the same shorter way."""
+    """Normalize an absolute URL like `urls.normal`, with the same shortcut."""
     return _short_way("", "", url) or urls.normal(url)
 
 
 def _short_way(origin: str, folder: str, reference: str) -> str:
-    """A reference of plain characters put behind the origin or the folder of the base; empty where that is not sure."""
+    """Append a plain reference to the origin or the folder of the base; empty where that may be wrong."""
     if reference.startswith("http"):
         absolute = _ABSOLUTE.fullmatch(reference)
         if absolute is not None and "/." not in absolute[2] and _is_normal(absolute[1]):
@@ -236,7 +236,7 @@ def _short_way(origin: str, folder: str, reference: str) -> str:
         return ""
     if up:
         for _ in range(0, len(up), 3):
-            # The root has no folder above it.
+            # The root has no parent folder.
             folder = folder[: max(folder.rfind("/", 0, -1), len(origin)) + 1]
         return folder + path
     if path[:1] == "/":
@@ -245,18 +245,18 @@ def _short_way(origin: str, folder: str, reference: str) -> str:
 
 
 def base_url(tree: Document, url: str) -> str:
-    """The URL that the page's links are relative to: the first `<base href>` if it is usable, else the page's own."""
+    """Return the base URL of the page's links: the first usable `<base href>`, else the page's own URL."""
     hrefs = (node.attr("href") for node in tree.select("base[href]") if _is_base(node))
     return effective_base(url, next(hrefs, None))
 
 
 def is_followed(rels: Collection[str], language: str | None) -> bool:
-    """Whether a link with these relations, and this `hreflang`, leads to a page that belongs to this one."""
+    """Whether a link with these relations and this `hreflang` leads to a page related to this one."""
     return not _FOLLOWED_RELS.isdisjoint(rels) or ("alternate" in rels and bool(language))
 
 
 def parse_refresh(content: str) -> tuple[int, str | None] | None:
-    """Seconds and URL of a meta refresh or a Refresh header, by the HTML standard; None if it is not one."""
+    """Parse a meta refresh or a Refresh header by the HTML standard: seconds and URL; None if invalid."""
     parts = _REFRESH.fullmatch(content)
     if parts is None or not (parts["seconds"] or parts["fraction"]):
         return None
@@ -278,7 +278,7 @@ def _references(
     base: list[str] | None = None,
     metas: list[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """The references at and below a node, as they are written; the page's bases and metas go into the other lists."""
+    """Collect raw references at and below a node; bases and metas of the page go to the other lists."""
     found: list[str] = []
     besides: list[str] = []
     for node in _leading(root):
@@ -310,7 +310,7 @@ def _references(
 
 
 def _leading(root: Document | Element) -> list[Element]:
-    """The elements at and below a node that may have references, outside templates."""
+    """Return the elements at and below a node that may have references, outside templates."""
     nodes = root.select(_LEADING)
     if isinstance(root, Element) and root.matches(_LEADING):
         nodes.insert(0, root)
@@ -321,7 +321,7 @@ def _leading(root: Document | Element) -> list[Element]:
 
 
 def _refresh_target(node: Element) -> str | None:
-    """The reference of a `<meta http-equiv=refresh>` that names one."""
+    """Return the reference of a `<meta http-equiv=refresh>`, if any."""
     if (node.attr("http-equiv") or "").lower() != "refresh":
         return None
     refresh = parse_refresh(node.attr("content") or "")
@@ -329,7 +329,7 @@ def _refresh_target(node: Element) -> str | None:
 
 
 def _without_frames(markup: str, *, nofollow: bool) -> list[str]:
-    """The references in a `<noframes>`: text to a parser, and to a reader without frames the way into the site."""
+    """Collect references in `<noframes>`, which parsers treat as text: the only links of some sites with frames."""
     if formatting.is_suspicious(markup.encode("utf-8", "replace")):
         markup, _ = formatting.without_excess(markup)
     fragment = parse_fragment(markup, "body")
@@ -339,7 +339,7 @@ def _without_frames(markup: str, *, nofollow: bool) -> list[str]:
 
 
 def href_of(node: Element) -> str | None:
-    """Where a link leads as it is written; in SVG and MathML it may be an `xlink:href`."""
+    """Return the raw href of a link; in SVG and MathML it may be an `xlink:href`."""
     href = node.attr("href")
     return node.attr("xlink:href") if href is None and node.namespace is not Namespace.HTML else href
 
@@ -349,7 +349,7 @@ def _is_base(node: Element) -> bool:
 
 
 def effective_base(url: str, href: str | None) -> str:
-    """The base of a page at `url` whose first `<base>` has this href."""
+    """Return the base of a page at `url` whose first `<base>` has this href."""
     if href is None:
         return url
     found = urls.resolve(url, href)
@@ -360,11 +360,11 @@ def _regions(tree: Document, region: str) -> list[Element]:
     try:
         return tree.select(region)
     except SelectorSyntaxError as error:
-        raise ExtractError(f"bad CSS selector {region!r} for the region of links") from error
+        raise ExtractError(f"invalid CSS selector {region!r} for the region of links") from error
 
 
 def _places(base: str) -> tuple[str, str]:
-    """Origin and folder of a normal http(s) URL; empty where a short way is not safe."""
+    """Return origin and folder of a normalized http(s) URL; empty where the shortcut is not safe."""
     return _known_places(base) if len(base) <= _LONG_BASE else _split(base)
 
 
@@ -383,7 +383,7 @@ def _split(base: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=16_384)
 def _is_origin(text: str) -> bool:
-    """Whether a text is scheme and authority as they stand in a normal URL."""
+    """Whether a text is the scheme and authority of a normalized URL."""
     return text.startswith(("http://", "https://")) and "?" not in text and _is_normal(text)
 
 
@@ -393,7 +393,7 @@ def _is_normal(origin: str) -> bool:
 
 
 def encode_query(reference: str, encoding: str) -> str:
-    """A reference whose query is written in the page's encoding, which is what its server expects."""
+    """Encode the query of a reference in the page's encoding, which the server expects."""
     plain = encoding != "iso-2022-jp"
     if (plain and reference.isascii()) or encoding.startswith("utf-16") or encoding == "replacement":
         return reference
@@ -401,7 +401,7 @@ def encode_query(reference: str, encoding: str) -> str:
     path, question, query = before.partition("?")
     if plain and query.isascii():
         return reference
-    # What the encoding lacks is written as a character reference.
+    # Letters that the encoding lacks become character references.
     raw = encode(query, encoding, _reference)
     quoted = _UNSAFE_QUERY.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
     return f"{path}{question}{quoted}{mark}{fragment}"
@@ -417,7 +417,7 @@ _SPACES = " \t"
 
 
 class Relation(NamedTuple):
-    """One URL, how the page is related to it, and what else is said of it (hreflang, type, media, title ...)."""
+    """A URL, its relation to the page, and further attributes (hreflang, type, media, title ...)."""
 
     url: str
     rels: frozenset[str]
@@ -425,10 +425,10 @@ class Relation(NamedTuple):
 
 
 def header_relations(headers: Iterable[str], url: str) -> Iterator[Relation]:
-    """What the Link headers of the answer from `url` say of that URL itself, in their order.
+    """Yield the relations in the Link headers of the response from `url`, in order.
 
-    References are relative to the URL that answered, whatever a `<base>` says. A link with an `anchor` elsewhere is
-    about another resource, and left out; so is what is not http(s)."""
+    References are relative to the response's URL, whatever a `<base>` says. Links whose `anchor` is another resource
+    are skipped, and so are URLs that are not http(s)."""
     for header in headers:
         for target, parameters in parse_link(header[:MAX_HEADER]):
             rels = frozenset(parameters.pop("rel", "").lower().split())
@@ -442,9 +442,9 @@ def header_relations(headers: Iterable[str], url: str) -> Iterator[Relation]:
 
 
 def element_relations(tree: Document, base: str, *, encoding: str = "utf-8") -> Iterator[Relation]:
-    """What the `<link>` elements in the head of a page say: in a body, anybody may have written them.
+    """Yield the relations of the `<link>` elements in a page's head; in a body, they may be user content.
 
-    Their queries are written in the encoding of the page."""
+    Their queries are encoded in the page's encoding."""
     for node in tree.select("head link[rel][href]")[:MAX_RELATIONS]:
         attributes = {name: node.attr(name) or "" for name in node.attrs}
         rels = frozenset(attributes.pop("rel", "").lower().split())
@@ -455,9 +455,9 @@ def element_relations(tree: Document, base: str, *, encoding: str = "utf-8") -> 
 
 
 def parse_link(value: str) -> list[tuple[str, dict[str, str]]]:
-    """The targets of a Link header and their parameters, by the algorithm of RFC 8288; of each name the first counts.
+    """Parse a Link header by RFC 8288: targets and their parameters, the first of each name.
 
-    What follows a part that is no link is not read."""
+    Parsing stops at the first invalid part."""
     found: list[tuple[str, dict[str, str]]] = []
     position = 0
     while len(found) < MAX_RELATIONS:
@@ -500,7 +500,7 @@ def _parameters(value: str, position: int) -> tuple[dict[str, str], int]:
 
 
 def _quoted(value: str, position: int) -> tuple[str, int]:
-    """The text up to the closing quote, or to the end, without its backslashes; and what comes after it."""
+    """Read a quoted string up to the closing quote or the end, without backslashes; also return the next position."""
     parts: list[str] = []
     while position < len(value):
         start = position
@@ -514,7 +514,7 @@ def _quoted(value: str, position: int) -> tuple[str, int]:
 
 
 def _extended(text: str) -> str | None:
-    """A value as RFC 8187 writes it, `UTF-8'en'%e2%82%ac`; None if it is none."""
+    """Decode a value of RFC 8187, like `UTF-8'en'%e2%82%ac`; None if invalid."""
     charset, mark, rest = text.partition("'")
     _, second, escaped = rest.partition("'")
     if not mark or not second or charset.lower() not in ("utf-8", "iso-8859-1"):
@@ -538,7 +538,7 @@ def _until(value: str, position: int, letters: str) -> int:
 
 
 def parse_srcset(value: str) -> list[str]:
-    """The URLs of the image candidates in a srcset attribute, by the HTML standard."""
+    """Return the URLs of the image candidates of a srcset attribute, by the HTML standard."""
     found, position = [], 0
     while (start := _skip_letters(value, position, SPACES + ",")) < len(value):
         end = start
@@ -562,7 +562,7 @@ def _skip_letters(value: str, position: int, letters: str) -> int:
 
 
 def _descriptors(value: str, position: int) -> tuple[list[str], int]:
-    """The descriptors of one candidate, and where the next one starts; brackets hide commas and spaces."""
+    """Parse the descriptors of one candidate; parentheses hide commas and spaces. Also return the next position."""
     found, current, inside = [], "", False
     while position < len(value):
         letter = value[position]
@@ -583,7 +583,7 @@ def _descriptors(value: str, position: int) -> tuple[list[str], int]:
 
 
 def _valid_descriptors(descriptors: list[str]) -> bool:
-    """Whether a candidate has at most one density, or a width with at most one height."""
+    """Whether a candidate has at most one density, or one width and at most one height."""
     kinds: dict[str, int] = {}
     for descriptor in descriptors:
         kind, number = descriptor[-1], descriptor[:-1]

@@ -1,7 +1,7 @@
-"""Markdown of a page, or of its main part: GitHub's dialect, with absolute links.
+"""Markdown of a page or of its main part: GitHub's dialect, with absolute links.
 
-One pass over the tree writes it, and the work grows with the page only: marks of the same kind are not nested, lists
-and quotes only so deep, and tables are as wide as their rows."""
+One pass over the tree writes it in time linear in the page: marks of one kind do not nest, the nesting of lists and
+quotes is limited, and tables are as wide as their rows."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _CODE, _FENCED = frozenset({"code", "tt", "kbd", "samp"}), frozenset({"pre", "li
 _CELLS, _HEADINGS = frozenset({"td", "th"}), frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _DEEPEST, _MOST_SPAN = 12, 20
 _PARTS = _HEADINGS | {"table", "section", "article"}
-"""Cells that hold one of these are parts of a page, not of a table of data."""
+"""A cell with one of these belongs to a layout table, not to a table of data."""
 
 Close = Callable[[], None]
 
 
 def to_markdown(tree: Document, base: str, *, main: MainPart | None = None, encoding: str = "utf-8") -> str:
-    """The page as Markdown, or only its main part; links and images are resolved against `base`."""
+    """Convert the page, or only its main part, to Markdown; links and images are resolved against `base`."""
     top = main.element if main is not None else part_of(tree, "body")
     if top is None:
         return ""
@@ -46,7 +46,7 @@ def to_markdown(tree: Document, base: str, *, main: MainPart | None = None, enco
 
 
 class _Container:
-    """A quote or a list item: what each of its lines begins with, and the marker of its first line."""
+    """A quote or a list item: the prefix of its lines, and the marker of its first line."""
 
     __slots__ = ("indent", "is_first", "marker")
 
@@ -55,7 +55,7 @@ class _Container:
 
 
 class _Mark:
-    """Signs around text, from a piece of the open block on."""
+    """Emphasis or similar markup, from a position in the open block on."""
 
     __slots__ = ("end", "name", "start")
 
@@ -64,7 +64,7 @@ class _Mark:
 
 
 class _Table:
-    """The rows of a table, and the columns that cells of rows before reach into."""
+    """The rows of a table, and the columns that cells of earlier rows span."""
 
     __slots__ = ("row", "rows", "spans")
 
@@ -74,7 +74,7 @@ class _Table:
         self.spans: dict[int, int] = {}
 
     def skip_spans(self) -> None:
-        """Fill the columns that are taken from above."""
+        """Fill the columns that cells above span."""
         while (rows := self.spans.pop(len(self.row), 0)) > 0:
             if rows > 1:
                 self.spans[len(self.row)] = rows - 1
@@ -95,7 +95,7 @@ class _Table:
 
 
 class _Writer:
-    """One page. Blocks are written as they end; what is inside of a line is collected in pieces."""
+    """Writes one page. Blocks are written when they end; inline content is collected first."""
 
     def __init__(self, base: str, encoding: str, hidden: frozenset[str], without: frozenset[Node]) -> None:
         self._base, self._encoding = base, encoding
@@ -111,12 +111,12 @@ class _Writer:
         self._lists: list[list[int]] = []
         self._table: _Table | None = None
         self._cells: list[str] | None = None
-        """The blocks of the open cell of a table."""
+        """Blocks of the open table cell."""
         self._heading = ""
         self._last_code = (0, "")
 
     def write(self, top: Element) -> str:
-        """All of it."""
+        """Return the Markdown of an element."""
         inside: list[tuple[Iterator[Node], Close | None]] = [(iter((top,)), None)]
         while inside:
             nodes, close = inside[-1]
@@ -143,7 +143,7 @@ class _Writer:
             text = _SPECIAL.sub(r"\\\g<0>", text)
         self._pieces.append(_SPACES.sub(" ", text))
 
-    # What elements do: whether to go into them, and what is left to do at their end.
+    # Handlers for elements return whether to descend, and a function to call at the end tag.
 
     def _open(self, node: Element, tag: str) -> tuple[bool, Close | None]:
         if tag not in BLOCKS:
@@ -206,7 +206,7 @@ class _Writer:
     # Blocks
 
     def _end_block(self) -> None:
-        """Write what is there as a paragraph, a heading or a part of a cell."""
+        """Write the collected text as a paragraph, a heading, or a part of a cell."""
         if not self._pieces:
             return
         for mark in reversed(self._marks):
@@ -227,11 +227,11 @@ class _Writer:
             self._write_block(_hard_breaks([_escaped_start(line) for line in lines]))
 
     def _write_block(self, lines: list[str]) -> None:
-        """Write lines behind those of the containers around, apart from the block before."""
+        """Write lines with the prefixes of the surrounding containers, separated from the block before."""
         around = self._around
         markers = [one for one in around if one.marker] if self._has_markers else []
         shared = len(around) if around == self._last else _shared(around, self._last)
-        # A list stands apart from what is before it, except within an item of another list.
+        # A blank line goes before a list, except within an item of another list.
         is_nested = 0 < shared == len(self._last)
         is_tight = bool(markers) and (not markers[0].is_first or (is_nested and markers[0].marker <= "1. "))
         if self._lines and not is_tight:
@@ -345,7 +345,7 @@ class _Writer:
 
         return True, close
 
-    # Parts of lines
+    # Inline content
 
     def _mark(self, name: str, end: str) -> Close | None:
         if any(mark.name == name for mark in self._marks):
@@ -357,7 +357,7 @@ class _Writer:
         self._wrap(self._marks.pop())
 
     def _wrap(self, mark: _Mark) -> None:
-        """Put signs around the pieces since its start, if they are more than white space."""
+        """Wrap the text since the mark's start in its signs, unless it is only white space."""
         text = "".join(self._pieces[mark.start :])
         inner = text.strip()
         if not inner:
@@ -378,7 +378,7 @@ class _Writer:
         text = " ".join(node.text.split())
         if not text:
             return
-        # Two spans of code in a row would be read as one with backticks in it.
+        # Two adjacent code spans would be parsed as one with backticks in it.
         place, before = self._last_code
         if 0 < place == len(self._pieces):
             self._pieces.pop()
@@ -409,7 +409,7 @@ class _Writer:
         self._pieces.append(f"![{alt}]({url})" if url else alt)
 
     def _resolved(self, reference: str) -> str:
-        """A URL that Markdown can hold; empty for scripts and the like."""
+        """Return a URL that Markdown can hold; empty for scripts and the like."""
         if _OTHER_SCHEMES.match(reference):
             url = "".join(reference.split())
         else:
@@ -422,7 +422,7 @@ class _Writer:
 
 
 def _shared(some: list[_Container], others: list[_Container]) -> int:
-    """How many containers are around both, from the outermost."""
+    """Count the outermost containers that both have."""
     pairs = enumerate(zip(some, others, strict=False))
     return next((number for number, (one, other) in pairs if one is not other), min(len(some), len(others)))
 
@@ -433,14 +433,14 @@ def _source(node: Element, name: str) -> str:
 
 
 def _escaped_start(line: str) -> str:
-    """A line that is no heading, quote, list or rule by its first signs."""
+    """Escape a line that would start a heading, quote, list, or rule."""
     if _LINE_START.match(line):
         return f"\\{line}"
     return _NUMBER.sub(r"\1\\\2", line, count=1) if _NUMBER.match(line) else line
 
 
 def _hard_breaks(lines: list[str]) -> list[str]:
-    """The lines of a paragraph with a break after each; where one is empty, the next begins a paragraph."""
+    """Add a line break after each line of a paragraph; an empty line starts a new paragraph."""
     return [
         f"{line}  " if line and number + 1 < len(lines) and lines[number + 1] else line
         for number, line in enumerate(lines)
@@ -456,7 +456,7 @@ def _in_backticks(text: str) -> str:
 
 
 def _code_of(node: Element) -> Iterator[str]:
-    """The text of code, where `<br>` is a line break."""
+    """Yield the text of code, with `<br>` as a line break."""
     for below in node.descendants:
         if type(below) is Text:
             yield below.data
@@ -465,7 +465,7 @@ def _code_of(node: Element) -> Iterator[str]:
 
 
 def _language_of(node: Element) -> str:
-    """The language of a block of code, as the usual highlighters name it."""
+    """Return the language of a code block from the class names of common highlighters."""
     child = next((below for below in node if isinstance(below, Element)), None)
     above = node.parent
     around = above.parent if above is not None else None
@@ -485,7 +485,7 @@ def _language_of(node: Element) -> str:
 
 
 def _has_data(table: Element) -> bool:
-    """Whether a table has data, and does not only arrange parts of the page."""
+    """Whether a table holds data rather than page layout."""
     if (table.attr("role") or "") in {"presentation", "none"}:
         return False
     widest = rows = heads = 0
@@ -508,7 +508,7 @@ def _rows(table: Element) -> Iterator[Element]:
 
 
 def _pipes(table: _Table) -> list[str]:
-    """The rows as lines; the first one is the header, as this dialect has no tables without."""
+    """Return the rows as lines; the first one is the header, since the dialect requires one."""
     head, *rows = table.rows
     head += [""] * (max(map(len, table.rows)) - len(head))
     return [_row(head), _row(["---"] * len(head)), *map(_row, rows)]

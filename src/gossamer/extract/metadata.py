@@ -16,7 +16,7 @@ from gossamer.extract.microformats import microformats
 from gossamer.extract.rdfa import rdfa
 
 MOST_VISITS = 50_000
-"""Elements that are looked at: with itemref, a few may stand for very many."""
+"""Limit of visited elements: with itemref, a few may stand for very many."""
 _MOST_TEXT = 8 * 1024 * 1024
 _MOST_MARKED, _DEEPEST, _FARTHEST = 50_000, 32, 512
 _LONGEST_VALUE = 100_000
@@ -28,16 +28,16 @@ _SOURCES = {
 
 
 def microdata(tree: Document) -> list[dict[str, Any]]:
-    """The top items: `type`, `id` if they have one, and a value for each property.
+    """Return the top-level items: `type`, `id` if present, and a value for each property.
 
-    A property that is repeated is a list, and so is the type of an item of several; an item is a mapping. One that is
-    inside of itself is "ERROR", as the standard has it."""
+    A repeated property is a list, and so is `type` with several types; a nested item is a mapping. An item nested in
+    itself is "ERROR", as in the standard."""
     marked = tree.select("[itemscope], [itemprop]")
     return _Reader(tree, marked[:_MOST_MARKED]).read() if marked else []
 
 
 class _Marked:
-    """An element that says something of items, and those below it."""
+    """An element with microdata attributes, and such elements below it."""
 
     __slots__ = ("below", "node", "order")
 
@@ -100,7 +100,7 @@ class _Reader:
                 if not self._has_room:
                     return item
                 self._left -= 1
-                # Made anew for each name: what is written twice takes its room twice.
+                # A new value for each name: shared values would be serialized several times, beyond the size limit.
                 _add(item, name, self._value(each, around))
         return item
 
@@ -118,7 +118,7 @@ class _Reader:
         return " ".join(text.split())[:_LONGEST_VALUE]
 
     def _properties(self, item: _Marked) -> list[_Marked]:
-        """The elements that are properties of an item: below it, or below what its itemref names."""
+        """Return the elements that are properties of an item: its descendants, and those named by its itemref."""
         refs = dict.fromkeys((item.node.attr("itemref") or "").split())
         pending = [*item.below, *(self._marked[self._ids[name]] for name in refs if name in self._ids)]
         met, found = {item.node}, []
@@ -153,12 +153,12 @@ _DATE_LIKE = re.compile(r"\s*\d")
 
 
 class Directives(msgspec.Struct, frozen=True):
-    """What a page asks of us: `noindex`, `nofollow`, `noarchive`, `nosnippet`, `max-snippet:20` ..., in lower case."""
+    """The robots directives of a page: `noindex`, `nofollow`, `noarchive`, `max-snippet:20` ..., in lower case."""
 
     words: tuple[str, ...] = ()
-    """Each once, in the order they came; `none` is `noindex` and `nofollow`."""
+    """Each directive once, in order; `none` is `noindex` and `nofollow`."""
     unavailable_after: float | None = None
-    """Epoch seconds after which the page is not to be shown any more: from then on, `noindex` is among the words."""
+    """Epoch seconds of `unavailable_after`, from which on the directives include `noindex`."""
 
     def __str__(self) -> str:
         return ", ".join(self.words)
@@ -168,12 +168,12 @@ class Directives(msgspec.Struct, frozen=True):
 
     @property
     def noindex(self) -> bool:
-        """Whether the page is not to be shown in search results."""
+        """Whether the page must not appear in search results."""
         return "noindex" in self.words
 
     @property
     def nofollow(self) -> bool:
-        """Whether none of the page's links is to be followed."""
+        """Whether no link of the page may be followed."""
         return "nofollow" in self.words
 
 
@@ -181,15 +181,15 @@ NONE = Directives()
 
 
 def read(headers: Sequence[str], metas: Iterable[tuple[str, str]], *, agent: str, now: float) -> Directives:
-    """The sum of what X-Robots-Tag headers, and `<meta>` elements (name in lower case, content), ask of all or `agent`.
+    """Combine the directives of X-Robots-Tag headers and `<meta>` elements that apply to all agents or to `agent`.
 
-    As search engines do, the more restrictive wish counts, whether it is for all robots or for this one."""
+    As in search engines, the more restrictive directive wins. `metas` are pairs of name (in lower case) and content."""
     ours = {"", "*", "robots", agent.lower()}
     found: dict[str, None] = {}
     until: float | None = None
     parts = [part for header in headers for part in _header_parts(header[:MAX_LENGTH])]
     for name, content in metas:
-        # A page has a dozen of them, and few are for robots.
+        # A page has about a dozen metas, few of them for robots.
         if name and name in ours:
             parts += [(name, *part) for part in _content_parts(content[:MAX_LENGTH])]
     for name, word, value in parts:
@@ -210,7 +210,7 @@ def read(headers: Sequence[str], metas: Iterable[tuple[str, str]], *, agent: str
 
 
 def _header_parts(header: str) -> list[tuple[str, str, str]]:
-    """(agent, word, value) of each rule of a header; an agent's name holds up to the next one, or the end."""
+    """Split a header into (agent, word, value) rules; an agent applies up to the next one or the end."""
     found: list[tuple[str, str, str]] = []
     agent = ""
     for piece in _pieces(header):
@@ -227,7 +227,7 @@ def _content_parts(content: str) -> list[tuple[str, str]]:
 
 
 def _pieces(text: str) -> list[str]:
-    """The text cut at its commas, but not inside of a date: `unavailable_after: Sunday, 06-Nov-94 08:49:37 GMT`."""
+    """Split at commas, but not inside a date: `unavailable_after: Sunday, 06-Nov-94 08:49:37 GMT`."""
     found: list[str] = []
     is_dated = False
     for piece in _SEPARATOR.split(text):
@@ -240,7 +240,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _rules(piece: str) -> list[tuple[str, str]]:
-    """The rules between two commas: one with a value, or several words, which some put blanks between."""
+    """Return the rules between two commas: one with a value, or several words separated by spaces."""
     name, colon, value = piece.strip().partition(":")
     if colon:
         return [(name.strip().lower(), value.strip().lower())]
@@ -248,7 +248,7 @@ def _rules(piece: str) -> list[tuple[str, str]]:
 
 
 def _time(text: str) -> float | None:
-    """Epoch seconds of a date in the formats of RFC 822, RFC 850 and ISO 8601."""
+    """Parse a date of RFC 822, RFC 850, or ISO 8601 to epoch seconds."""
     return w3c_time(text.upper()) or http_time(text)
 
 
@@ -256,17 +256,16 @@ def _iso(at: float) -> str:
     return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(at))
 
 
-# Each part runs to its end in one go, closed or not, so that nothing is looked at twice.
+# Each alternative runs to its end, closed or not, so that no character is scanned twice.
 _COMMENT = re.compile(r"\"(?:[^\"\\]++|\\.)*+\"?|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/)?", re.DOTALL)
 _COMMA = re.compile(r"\"(?:[^\"\\]++|\\.)*+\"?|,(?=\s*+[}\]])", re.DOTALL)
 _OPENINGS, _CLOSINGS = ("<!--", "<![CDATA["), ("-->", "]]>")
 
 
 def parse(text: str) -> Any:
-    """The values of a block; None if it is no JSON.
+    """Parse a JSON-LD block; None if it is not JSON.
 
-    Line breaks in strings, comments, commas after the last value and the wrappings of old scripts are wrong, and
-    everywhere."""
+    Tolerates common errors: line breaks in strings, comments, trailing commas, and wrappings of old scripts."""
     text = _unwrapped(text)
     try:
         return json.loads(text, strict=False)
@@ -282,12 +281,12 @@ def parse(text: str) -> Any:
 
 
 def _string(found: re.Match[str]) -> str:
-    """What stays of a match: strings. A comment parts what stands around it."""
+    """Keep strings, and replace comments by a space."""
     return found[0] if found[0][0] == '"' else "" if found[0] == "," else " "
 
 
 def _unwrapped(text: str) -> str:
-    """The text without an HTML comment or a CDATA section around it, which may be hidden behind `//`."""
+    """Remove an HTML comment or a CDATA section around the text, also behind `//`."""
     text = text.strip().removeprefix("\ufeff")
     for _ in _OPENINGS:
         inner = text[2:].lstrip() if text.startswith("//") else text
@@ -308,40 +307,40 @@ _DATE = re.compile(r"\d{4}-\d{2}(?:-\d{2})?(?:[T ]\d{2}:\d{2}\S*)?")
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a page says of itself; empty where it says nothing. Dates are as the page writes them."""
+    """Metadata of a page; fields are empty where the page says nothing. Dates are kept as written."""
 
     title: str = ""
     author: str = ""
     """Several are separated by commas."""
     date: str = ""
-    """When it was published."""
+    """Date of publication."""
     modified: str = ""
     language: str = ""
-    """As in en or pt-BR."""
+    """For example en or pt-BR."""
     description: str = ""
     site_name: str = ""
     image: str = ""
     canonical: str = ""
-    """The URL that the page wants to be known by, as it is written there."""
+    """The canonical URL, as written in the page."""
     keywords: str = ""
     open_graph: dict[str, str] = {}
-    """The properties of Open Graph and its kin, of repeated ones the first."""
+    """Open Graph and similar properties; of repeated ones, the first."""
     json_ld: list[dict[str, Any]] = []
-    """The objects of all JSON-LD blocks, graphs taken apart."""
+    """The objects of all JSON-LD blocks, with graphs flattened."""
     microdata: list[dict[str, Any]] = []
-    """The top items, each with `type`, `id` if it has one, and the values of its properties."""
+    """The top-level microdata items, each with `type`, `id` if present, and the values of its properties."""
     dublin_core: dict[str, str] = {}
-    """The `<meta>` elements whose names begin with `dc.` or `dcterms.`, of repeated ones the first."""
+    """The `<meta>` elements whose names start with `dc.` or `dcterms.`; of repeated ones, the first."""
     rdfa: list[dict[str, Any]] = []
-    """The subjects of RDFa, as expanded JSON-LD: `@id`, `@type`, and a list of values for each property."""
+    """The RDFa subjects as expanded JSON-LD: `@id`, `@type`, and a list of values for each property."""
     microformats: list[dict[str, Any]] = []
-    """The top items of microformats, old and new: `type`, `properties`, and `children` if there are any."""
+    """The top-level microformats items, old and new: `type`, `properties`, and `children` if any."""
 
 
 def read_metadata(tree: Document, *, title: str = "", language: str = "", base: str = "") -> Metadata:
-    """Read it all; `title` and `language` are what is known otherwise, and count where the page is silent.
+    """Read all metadata; `title` and `language` are fallbacks for pages that declare none.
 
-    `base` is what URLs in RDFa and microformats are relative to; elsewhere they stay as they are written."""
+    `base` resolves the URLs in RDFa and microformats; other URLs stay as written."""
     named = _metas(tree)
     graph = {name: value for name, value in named.items() if name.startswith(_OPEN)}
     things = list(_json_ld(tree))
@@ -417,7 +416,7 @@ def _author(article: Mapping[str, Any], marked: Mapping[str, Any], named: Mappin
 
 
 def _text(value: Any) -> str:
-    """A value of JSON-LD or microdata as text: things go by their names, lists by their first."""
+    """Convert a JSON-LD or microdata value to text: objects by their names, lists by their first value."""
     for _ in range(8):
         if isinstance(value, str):
             return " ".join(value.split())[:_LONGEST]
@@ -435,7 +434,7 @@ def _first(*values: Any) -> str:
 
 
 def _dated(*values: Any) -> str:
-    """The first that is a date; of those that are written otherwise, the first as it is."""
+    """Return the first value that is a date, else the first value as it is."""
     texts = [text[:64] for value in values if (text := _text(value))]
     return next((text for text in texts if _DATE.match(text)), texts[0] if texts else "")
 

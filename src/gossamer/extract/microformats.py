@@ -1,6 +1,6 @@
-"""Microformats: items that a page marks by classes (h-card, p-name), by the parsing specification of microformats2.
+"""Microformats: items that a page marks by classes (h-card, p-name), by the microformats2 parsing specification.
 
-The classes of the first generation (vcard, hentry) are read as those that took their place."""
+Classes of the first generation (vcard, hentry) are read as their successors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROPERTY = re.compile(r"(p|u|dt|e)-((?:[a-z0-9]+-)?[a-z]+(?:-[a-z]+)*)")
 _PROPERTIES = '[class*="p-"], [class*="u-"], [class*="dt-"], [class*="e-"]'
 _DEEPEST, _MOST_MARKED, _MOST_TEXT, _LONGEST = 32, 20_000, 8 * 1024 * 1024, 50_000
 _A_NODE = 32
-"""What looking at a node takes of the budget for text: elements within one another are looked at many times."""
+"""Cost of visiting a node, charged to the text budget: elements inside one another are visited many times."""
 _UNSEEN = frozenset({"script", "style", "template"})
 
 _PERSON = """
@@ -76,7 +76,7 @@ _OLD = {
     ),
     "hnews": ("h-news", "entry:p-entry geo:p-geo latitude:p-latitude longitude:p-longitude source-org:p-source-org"),
 }
-"""Classes of the first generation: what they are now, and so their properties."""
+"""First-generation classes: their successors, and the successors of their properties."""
 _OLD_QUERY = ", ".join(f".{name}" for name in _OLD)
 _TIME = re.compile(
     r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*([ap])?\.?(?:m\.?)?\s*(Z|[+-]\d\d?:?(?:\d\d)?)?", re.IGNORECASE
@@ -89,7 +89,7 @@ Item = dict[str, Any]
 
 
 def microformats(tree: Document, base: str) -> list[Item]:
-    """The top items: `type`, `properties` with a list of values each, `children`, and `id` if they have one.
+    """Return the top-level items: `type`, `properties` with a list of values each, `children`, and `id` if present.
 
     A value is a string, an item with its `value`, `html` with its `value`, or an image as `value` with `alt`. URLs
     are absolute."""
@@ -107,7 +107,7 @@ def _roots_of(node: Element) -> list[str]:
 
 
 class _Open:
-    """An item, and what is known of it while its element is read."""
+    """An item whose element is being read."""
 
     __slots__ = ("depth", "element", "has_nested", "item", "names", "prefixes")
 
@@ -126,7 +126,7 @@ class _Open:
 
 
 class _Reader:
-    """One page. Its marked elements come in their order; each belongs to the nearest item around it."""
+    """Reads one page. Marked elements come in document order; each belongs to the nearest item around it."""
 
     def __init__(self, base: str, roots: set[Element], old: set[Element]) -> None:
         self._base, self._roots, self._old = base, roots, old
@@ -155,7 +155,7 @@ class _Reader:
             above.has_nested = True
             for prefix, name in properties:
                 above.prefixes.add(prefix)
-                # The item is put in here once it is complete.
+                # A placeholder, replaced by the item once it is complete.
                 place: Item = {}
                 above.add(name, place)
                 self._nested.append((opened, prefix, self._parsed(node, prefix), place))
@@ -169,7 +169,7 @@ class _Reader:
         return top
 
     def _around(self, node: Element) -> _Open | None:
-        """The item that an element is in. The way there is remembered, so that none is walked twice."""
+        """Return the item that contains an element. Visited ancestors are cached, so that none is walked twice."""
         passed: list[Node] = []
         one: Node | None = node.parent
         while one is not None and one not in self._item_of:
@@ -186,7 +186,7 @@ class _Reader:
         if node in self._roots:
             return _Open(node, _roots_of(node), None, depth)
         if node not in self._old:
-            # What was called an author was a card, too, with or without its class.
+            # In old markup an author is a card, with or without its class.
             is_author = above is not None and ("p", "author") in _properties_of(node, above.names or {})
             return _Open(node, ["h-card"], None, depth) if is_author else None
         classes = [name for name in (node.attr("class") or "").split() if name in _OLD]
@@ -259,7 +259,7 @@ class _Reader:
             return reference.strip()[:_LONGEST]
 
     def _plain(self, node: Element) -> str:
-        """The value of one part of the value class pattern."""
+        """Return the value of one part of the value class pattern."""
         if "value-title" in (node.attr("class") or "").split():
             return node.attr("title") or ""
         if node.tag in {"img", "area"}:
@@ -270,7 +270,7 @@ class _Reader:
         return given if given is not None else self._text(node)
 
     def _moment(self, node: Element) -> str:
-        """A date, time and zone from several elements, by the value class pattern."""
+        """Combine date, time, and zone from several elements, by the value class pattern."""
         parts = [" ".join(self._plain(part).split()) for part in self._value_parts(node)]
         day = clock = zone = ""
         for part in parts:
@@ -285,7 +285,7 @@ class _Reader:
         return f"{day}{' ' if day and clock else ''}{clock}{zone if clock else ''}"
 
     def _value_parts(self, node: Element) -> list[Element]:
-        """The parts that the value class pattern puts together."""
+        """Return the parts that the value class pattern combines."""
         found = []
         pending = [iter(node)]
         while pending and len(pending) < _DEEPEST and self._text_left > 0:
@@ -303,7 +303,7 @@ class _Reader:
         return found
 
     def _text(self, node: Element) -> str:
-        """The text without scripts and styles, pictures by their alternative text."""
+        """Return the text without scripts and styles, with images replaced by their alternative text."""
         pieces = []
         inside: list[Iterator[Node]] = [iter(node)]
         while inside and self._text_left > 0:
@@ -325,7 +325,7 @@ class _Reader:
         return text.strip()[:_LONGEST]
 
     def _imply(self, opened: _Open) -> None:
-        """Name, photo and URL of an item that marks none."""
+        """Add implied name, photo, and URL to an item that has none."""
         properties, node = opened.item["properties"], opened.element
         if "name" not in properties and not opened.has_nested and opened.prefixes.isdisjoint({"p", "e"}):
             found = _implied(node, {"img": "alt", "area": "alt", "abbr": "title"}, deep=True)
@@ -349,7 +349,7 @@ _NAMES = {"img": "alt", "area": "alt", "abbr": "title"}
 
 
 def _implied(node: Element, names: dict[str, str], *, deep: bool) -> Element | None:
-    """The element that stands for an item: itself, its only child of that kind, or that of its only child."""
+    """Return the element that implies a property: itself, its only child of that kind, or that child's only child."""
     if node.tag in names:
         return node if node.attr(names[node.tag]) else None
     children = [below for below in node if isinstance(below, Element)]
@@ -365,7 +365,7 @@ def _implied(node: Element, names: dict[str, str], *, deep: bool) -> Element | N
 
 
 def _properties_of(node: Element, names: dict[str, tuple[str, str]] | None) -> list[tuple[str, str]]:
-    """Prefixes and names of the properties that an element is, each once."""
+    """Return the prefixes and names of an element's properties, each once."""
     classes = dict.fromkeys((node.attr("class") or "").split())
     if names is not None:
         return [names[name] for name in classes if name in names]
@@ -374,7 +374,7 @@ def _properties_of(node: Element, names: dict[str, tuple[str, str]] | None) -> l
 
 
 def _value_of(prefix: str, properties: dict[str, list[Any]], parsed: Any) -> Item:
-    """The value of a nested item: its name or its URL where that fits, else what the element gives as a property."""
+    """Return the value of a nested item: its name or URL where that applies, else the element's parsed value."""
     if prefix == "e":
         return dict(parsed)
     wanted = properties.get({"p": "name", "u": "url"}.get(prefix, ""), [parsed])[0]
@@ -384,7 +384,7 @@ def _value_of(prefix: str, properties: dict[str, list[Any]], parsed: Any) -> Ite
 
 
 def _time(text: str) -> str:
-    """A time of day in 24 hours, as 13:05 of 1:05pm."""
+    """Convert a time of day to 24 hours: 1:05pm becomes 13:05."""
     found = _TIME.fullmatch(text)
     if found is None:
         return text

@@ -27,7 +27,7 @@ _ARCHIVES = {"application/x-rar-compressed", "application/zip", "application/x-g
 
 
 class Mime(NamedTuple):
-    """One MIME type: `essence` is what stands before the parameters, in lower case."""
+    """A MIME type: `essence` is the type without its parameters, in lower case."""
 
     essence: str
     parameters: dict[str, str]
@@ -42,7 +42,7 @@ class Mime(NamedTuple):
 
     @property
     def groups(self) -> frozenset[str]:
-        """The names of the standard's groups that it belongs to: image, audio or video, font, xml, html, json ..."""
+        """The standard's groups that it belongs to: image, audio or video, font, xml, html, json ..."""
         essence = self.essence
         kind, _, subtype = essence.partition("/")
         found = {
@@ -63,7 +63,7 @@ class Mime(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Mime | None:
-    """A MIME type as the standard reads it; None if it is none."""
+    """Parse a MIME type by the standard; None if invalid."""
     first, _, rest = text[:MAX_LENGTH].strip(_SPACES).partition(";")
     kind, slash, subtype = first.partition("/")
     subtype = subtype.rstrip(_SPACES)
@@ -73,7 +73,7 @@ def parse(text: str) -> Mime | None:
 
 
 def of_headers(values: Iterable[str]) -> Mime | None:
-    """The type that one or several Content-Type headers give, by the rule of the Fetch standard; None if none does."""
+    """Return the type given by one or several Content-Type headers, by the Fetch standard; None if none is valid."""
     return _of_headers(tuple(values))
 
 
@@ -129,7 +129,7 @@ def _parameters(text: str) -> dict[str, str]:
 def _quoted(text: str, position: int) -> tuple[str, int]:
     letters: list[str] = []
     while position < len(text) and text[position] != '"':
-        # A backslash at the very end stands for itself.
+        # A backslash at the end is literal.
         if text[position] == "\\" and position + 1 < len(text):
             position += 1
         letters.append(text[position])
@@ -138,7 +138,7 @@ def _quoted(text: str, position: int) -> tuple[str, int]:
 
 
 def _listed(value: str) -> list[str]:
-    """The values of a header that may be a list: commas inside of quotes do not count."""
+    """Split a header value at commas outside quotes."""
     if "," not in value:
         return [value]
     found, start, position = [], 0, 0
@@ -156,7 +156,7 @@ def _listed(value: str) -> list[str]:
 HEAD_BYTES = 1445
 
 _UNKNOWN = frozenset({"", "unknown/unknown", "application/unknown", "*/*"})
-# An old Apache said these for whatever it did not know.
+# Old versions of Apache sent these for unknown files.
 _APACHE = frozenset(
     {
         "text/plain",
@@ -181,11 +181,11 @@ _PATTERNS = (
     *((b"MThd\0\0\0\6", "audio/midi"), (b"\x1f\x8b\x08", "application/x-gzip")),
     *((b"PK\3\4", "application/zip"), (b"Rar!\x1a\x07", "application/x-rar-compressed")),
 )
-# The type of the document inside, with its length in one to eight bytes.
+# The DocType element of an EBML file, with its length in one to eight bytes.
 _WEBM = re.compile(rb"\x42\x82(?:[\x80-\xff]|[\x40-\x7f].|[\x20-\x3f]..|[\x10-\x1f]...)\0*webm", re.DOTALL)
 _FORMS = {b"WEBPVP": "image/webp", b"AVI ": "video/avi", b"WAVE": "audio/wave"}
 
-# The first bytes of what is not a page though its type says so.
+# First bytes of files that are not pages, whatever their declared type.
 _FOREIGN = (
     *(b"%PDF-", b"%!PS", b"SQLite format 3\0", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"ITSF"),
     *(b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"),
@@ -197,11 +197,11 @@ _LETTERS_ONLY = (b"BM", b"MZ", b"ID3", b"CWS", b"FWS", b"BZh", b"ITSF")
 
 
 def computed_type(body: bytes, content_types: Sequence[str] = (), *, nosniff: bool = False) -> str:
-    """The essence of the type that a browser would take the body for; reads at most its first 1445 bytes.
+    """Return the essence of the type that a browser would assign to the body, from its first 1445 bytes.
 
-    A type that is said counts, but for none at all, for the `text/plain` of old servers, which may hide a file, and for
-    the kinds of images, sounds and films, which are told apart by their bytes.
-    With `nosniff` a body without a type is not looked at for markup or scripts, as in PDF, either."""
+    A declared type wins, except for a missing one, for the `text/plain` of old servers, which may be a binary file, and
+    for images, audio, and video, whose exact type is sniffed. With `nosniff`, a body without a type is not sniffed for
+    types that can contain scripts (HTML, XML, PDF)."""
     supplied = of_headers(content_types)
     head = body[:HEAD_BYTES]
     if supplied is None or supplied.essence in _UNKNOWN:
@@ -221,29 +221,29 @@ def computed_type(body: bytes, content_types: Sequence[str] = (), *, nosniff: bo
 
 
 def is_html(body: bytes, essence: str) -> bool:
-    """Whether to parse a body of this computed type as HTML: not if it is plainly something else."""
+    """Whether to parse a body of this computed type as HTML: not if its first bytes are those of another format."""
     if essence == "text/html" or essence in _XHTML:
         return not _foreign(body[:HEAD_BYTES])
     if essence not in ("text/xml", "application/xml"):
         return False
-    # XHTML is XML whose elements say so themselves.
+    # XHTML is XML whose elements declare their namespace.
     head = body[:HEAD_BYTES].lower()
     return b"<html" in head and not _foreign(head)
 
 
 def is_xml(essence: str) -> bool:
-    """Whether a body of this type is XML: a feed, a picture in SVG, or any other."""
+    """Whether a body of this type is XML: a feed, SVG, or any other."""
     return essence in ("text/xml", "application/xml") or essence.endswith("+xml")
 
 
 def is_text(essence: str) -> bool:
-    """Whether a body of this type is text: its bytes mean letters in some encoding."""
+    """Whether a body of this type is text in some encoding."""
     found = parse(essence)
     return essence.startswith("text/") or (found is not None and bool(found.groups & {"XML", "JSON", "JavaScript"}))
 
 
 def _unknown(head: bytes, *, scriptable: bool) -> str:
-    """The standard's rules for a body whose type nobody said."""
+    """Apply the standard's rules for a body without a type."""
     if scriptable:
         start = head.lstrip(_SNIFF_SPACES)
         if start[:_LONGEST_START].lower().startswith(_HTML_STARTS):
@@ -258,7 +258,7 @@ def _unknown(head: bytes, *, scriptable: bool) -> str:
 
 
 def _by_pattern(head: bytes) -> str:
-    """The type of an image, a sound, a film or an archive, by its first bytes; empty if it is none."""
+    """Return the type of an image, audio, video, or archive by its first bytes; empty if there is no match."""
     for pattern, essence in _PATTERNS:
         if head.startswith(pattern):
             return essence
@@ -278,7 +278,7 @@ def _foreign(head: bytes) -> bool:
     if head.startswith((b"\xfe\xff", b"\xff\xfe", b"<\0", b"\0<")):
         return False
     if head.startswith(_FOREIGN):
-        # A few letters are little to go by: text may start with them too.
+        # A signature of a few letters is weak evidence: text may start with them too.
         return not head.startswith(_LETTERS_ONLY) or _controls(head) > 0
     if head[:4] == b"RIFF" or head[4:8] == b"ftyp":
         return True
@@ -286,5 +286,5 @@ def _foreign(head: bytes) -> bool:
 
 
 def _controls(head: bytes) -> int:
-    """How many bytes there are that no text has."""
+    """Count the bytes that text never contains."""
     return len(head) - len(head.translate(None, _BINARY))

@@ -1,4 +1,4 @@
-"""A fetched page: its response decoded, its selectors, links, forms, and pagination."""
+"""A fetched page: the decoded response with its selectors, links, forms, and pagination."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gossamer.model import Headers, Request, Response, Secret
 
 
 class DecodedResponse:
-    """A response and the request that it answers; nothing of the body is read before it is asked for."""
+    """A response with its request; properties decode and parse the body on first access."""
 
     __slots__ = ("_encoding", "_html", "_is_html", "_mime_type", "request", "response")
 
@@ -39,7 +39,7 @@ class DecodedResponse:
 
     @property
     def url(self) -> str:
-        """The URL that answered."""
+        """The URL of the response."""
         return self.response.url
 
     @property
@@ -49,41 +49,41 @@ class DecodedResponse:
 
     @property
     def headers(self) -> Headers:
-        """The headers as they came, names in lower case."""
+        """The response headers as received, with names in lower case."""
         return self.response.headers
 
     @property
     def body(self) -> bytes:
-        """The body, decoded by its Content-Encoding."""
+        """The body, after decoding its Content-Encoding."""
         return self.response.body
 
     @property
     def depth(self) -> int:
-        """How many links away from a seed the page is."""
+        """The number of links between a seed and this page."""
         return self.request.depth
 
     @property
     def label(self) -> str:
-        """The label of the request, which chose the handler."""
+        """The label of the request, which selects the handler."""
         return self.request.label
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the spider gave along with the request."""
+        """The values that the spider attached to the request."""
         return self.request.given or {}
 
     @property
     def referrer(self) -> str:
-        """The page on which this one was found; empty for a seed."""
+        """The URL of the page on which this one was found; empty for a seed."""
         return self.request.referrer
 
     def header(self, name: str, default: str = "") -> str:
-        """The first header of that name, in any case."""
+        """Return the first header with this name, in any case."""
         return self.response.header(name.lower(), default)
 
     @property
     def mime_type(self) -> str:
-        """The type that a browser takes the body for, as in `text/html`: as the server says, or by its first bytes."""
+        """The MIME type that a browser would use, such as `text/html`: declared by the server, or sniffed."""
         if self._mime_type is None:
             nosniff = self.header("x-content-type-options").partition(",")[0].strip().lower() == "nosniff"
             self._mime_type = mime.computed_type(self.body, self._all("content-type"), nosniff=nosniff)
@@ -91,24 +91,24 @@ class DecodedResponse:
 
     @property
     def is_html(self) -> bool:
-        """Whether the body is HTML by its type, and not plainly something else by its first bytes."""
+        """Whether the body is HTML by its type, and not another format by its first bytes."""
         if self._is_html is None:
             self._is_html = mime.is_html(self.body, self.mime_type)
         return self._is_html
 
     @property
     def is_xml(self) -> bool:
-        """Whether the body is XML that is not a page in XHTML: a feed, a picture in SVG, or any other document."""
+        """Whether the body is XML but not XHTML: a feed, SVG, or any other document."""
         return mime.is_xml(self.mime_type) and not self.is_html
 
     @property
     def is_text(self) -> bool:
-        """Whether the body is text of some kind: HTML, XML, JSON, plain ..."""
+        """Whether the body is text: HTML, XML, JSON, plain text ..."""
         return mime.is_text(self.mime_type)
 
     @property
     def encoding(self) -> str:
-        """The name of the encoding that the body is in, as a browser finds it."""
+        """The name of the body's character encoding, detected like in a browser."""
         if self._encoding is None:
             self._encoding = detect(
                 self.body, ", ".join(self._all("content-type")), host=urls.host(urls.host_port(self.url))
@@ -123,19 +123,19 @@ class DecodedResponse:
         return self._html
 
     def json(self) -> Any:
-        """The body as JSON; an ExtractError if it is not."""
+        """Parse the body as JSON; raises ExtractError if it is invalid."""
         try:
             return json.loads(self.html)
         except (ValueError, RecursionError) as error:
-            raise ExtractError(f"{self.url} is not JSON: {error}") from error
+            raise ExtractError(f"{self.url}: invalid JSON: {error}") from error
 
     def _all(self, name: str) -> list[str]:
-        """All headers of a name, given in lower case."""
+        """Return all headers of a name in lower case."""
         return [value for key, value in self.response.headers if key == name]
 
 
 def href_of(tree: Document, rel: str) -> str:
-    """The href of the first link in the text of a page with this `rel`; empty if there is none."""
+    """Return the href of the first element with this `rel`; empty if there is none."""
     for node in tree.select("a[rel], area[rel], link[rel]"):
         if rel in (node.attr("rel") or "").lower().split() and (href := links.href_of(node)) is not None:
             return href
@@ -143,7 +143,7 @@ def href_of(tree: Document, rel: str) -> str:
 
 
 def with_query(url: str, changes: Mapping[str, object]) -> str:
-    """The URL with these parameters of its query changed or added, or with None taken away; the others stay."""
+    """Return the URL with query parameters changed or added; a value of None removes the parameter."""
     address, _, query = url.partition("#")[0].partition("?")
     pairs: list[tuple[str, str]] = []
     left = {name: str(value) for name, value in changes.items() if value is not None}
@@ -158,14 +158,14 @@ def with_query(url: str, changes: Mapping[str, object]) -> str:
 
 _VOID_NAMES = "area base br col embed hr img input link meta param source track wbr"
 _VOID = frozenset(_VOID_NAMES.split())
-# No part of it takes a `<`, so that the way from each tag to its end is walked once.
+# No alternative consumes a `<`, so that each character between a tag and its end is scanned once.
 _EMPTY = re.compile(r"<([a-zA-Z][^\t\n\r <>/\"'=]*+)((?:[^<>/\"']++|\"[^\"<]*+\"|'[^'<]*+'|/(?!>))*+)/>")
 
 
 def spelled_out(markup: str) -> str:
-    """The markup with an end tag for each element that closes itself: `<script/>` is all of it in XML, not in HTML.
+    """Expand self-closing elements: `<script/>` is a complete element in XML, but not in HTML.
 
-    There, all that follows would be a script."""
+    An HTML parser would take everything after it for the script's content."""
     return _EMPTY.sub(_closed, markup)
 
 
@@ -175,13 +175,13 @@ def _closed(found: re.Match[str]) -> str:
 
 
 Target = str | Selection
-# Far more than pages have, and cheap to ask; then the depth from which on a parser nests no deeper.
+# Depths far beyond those of normal pages that are cheap to test; 513 is where parsers stop nesting.
 _DEEP, _DEEPEST = turbohtml.XPath("/*" * 40), turbohtml.XPath("/*" * 513)
 _HREFS = ("href", "xlink:href", "src")
 
 
 class Page(DecodedResponse):
-    """One fetched page. Reading a part twice costs nothing; reading none of them costs no parsing."""
+    """One fetched page. Properties are parsed on first access and cached."""
 
     __slots__ = (
         "_base",
@@ -213,10 +213,10 @@ class Page(DecodedResponse):
     ) -> None:
         super().__init__(response, request)
         self.items: list[Any] = []
-        """What the spider yielded here, for those who iterate over a crawl."""
+        """The items that the spider yielded for this page, for programs that iterate over a crawl."""
         self.cut: dict[str, int | None] = parse_cut(response.cut)
-        """What is missing of the body, the tree or the list of links, by the limit that dropped it; empty if nothing
-        is. The number is how much was lost, None where nobody knows."""
+        """What limits dropped from the body, the tree, or the list of links: the name of each limit, and the amount
+        dropped, None if unknown; empty if the page is complete."""
         self._memo = memo
         self._robot = robot
         self._nofollow = nofollow
@@ -236,7 +236,7 @@ class Page(DecodedResponse):
 
     @property
     def tree(self) -> Document:
-        """The tree of the page, of HTML or XML; one without a root where the body is neither."""
+        """The tree of the page, parsed as HTML or XML; without a root if the body is neither."""
         if self._tree is None:
             if not self.is_html:
                 self._tree = xml.parse(self.html) if self.is_xml else xml.empty()
@@ -244,7 +244,7 @@ class Page(DecodedResponse):
             self._tree = tree = turbohtml.parse(
                 self._markup(), encoding="utf-8", positions=False, allow_declarative_shadow_roots=False
             )
-            # What is in a declarative shadow root is on the page, and in the tree a part of its host like any other.
+            # Flatten declarative shadow roots: their content is on the page, and becomes part of their host.
             for template in tree.select("template[shadowrootmode]"):
                 template.replace_with(*(node for content in template for node in content))
             if _DEEP(tree) and _DEEPEST(tree):
@@ -253,43 +253,43 @@ class Page(DecodedResponse):
 
     @property
     def title(self) -> str:
-        """The text of `<title>`, white space made single."""
+        """The text of `<title>`, with white space collapsed."""
         if self._title is None:
             self._title = title_of(self.tree)
         return self._title
 
     @property
     def text(self) -> str:
-        """The text that a reader sees, white space made single, one line per block."""
+        """The visible text, with white space collapsed, one line per block."""
         if self._text is None:
             self._text = visible_text(self.tree)
         return self._text
 
     @property
     def markdown(self) -> str:
-        """The main part of the page as Markdown, without menus and the like; its links are absolute."""
+        """The main part of the page as Markdown, without menus and similar; links are absolute."""
         if self._markdown is None:
             self._markdown = self.to_markdown()
         return self._markdown
 
     def to_markdown(self, *, main: bool = True) -> str:
-        """The page as Markdown: its main part, or with `main=False` all that a reader sees."""
+        """Return the page as Markdown: its main part, or with `main=False` all visible content."""
         part = self._main_part if main else None
         return to_markdown(self.tree, self.base, main=part, encoding=self.encoding)
 
     @property
     def main_text(self) -> str:
-        """The main part of the page as plain text, a line per block."""
+        """The main part of the page as plain text, one line per block."""
         return self._main_part.text
 
     @property
     def main_share(self) -> float:
-        """How much of the visible text is in the main part, from 0 to 1; 1 where there is none."""
+        """The share of the visible text that is in the main part, from 0 to 1; 1 if there is no text."""
         return self._main_part.share
 
     @property
     def metadata(self) -> Metadata:
-        """What the page says of itself: author, dates, language, and the structured data in it."""
+        """The page's metadata: author, dates, language, and structured data."""
         if self._metadata is None:
             self._metadata = read_metadata(
                 self.tree, title=self.title, language=self.header("content-language"), base=self.base
@@ -298,21 +298,21 @@ class Page(DecodedResponse):
 
     @property
     def base(self) -> str:
-        """The URL that the page's relative links start from."""
+        """The URL against which the page's relative links are resolved."""
         if self._base is None:
             self._base = links.base_url(self.tree, self.url)
         return self._base
 
     @property
     def robots(self) -> Directives:
-        """What the page asks of robots, by `<meta>` and X-Robots-Tag, of all or of ours: `page.robots.noindex`."""
+        """The robots directives of `<meta>` and X-Robots-Tag that apply to this crawler: `page.robots.noindex`."""
         if self._robots is None:
             self._robots = self._directives(links.find(self.tree).metas if self.is_html else [])
         return self._robots
 
     @property
     def relations(self) -> tuple[Relation, ...]:
-        """What the page says of other URLs, in its Link headers, then in the `<link>` elements of its head."""
+        """The relations to other URLs, from Link headers and then from `<link>` elements in the head."""
         if self._relations is None:
             elements = element_relations(self.tree, self.base, encoding=self.encoding) if self.is_html else ()
             self._relations = (*header_relations(self._all("link"), self.url), *elements)
@@ -320,7 +320,7 @@ class Page(DecodedResponse):
 
     @property
     def canonical(self) -> str | None:
-        """The URL that the page calls its own; None if it names none."""
+        """The canonical URL that the page declares; None if it declares none."""
         return self._related("canonical")
 
     @property
@@ -330,12 +330,12 @@ class Page(DecodedResponse):
 
     @property
     def prev(self) -> str | None:
-        """The URL of the page before, by rel=prev; None on the first."""
+        """The URL of the previous page of a series, by rel=prev; None on the first."""
         return self._related("prev") or self._related("previous") or self._linked("prev")
 
     @property
     def alternates(self) -> dict[str, str]:
-        """Language -> URL of the page in other languages, by hreflang, in lower case; `x-default` for the rest."""
+        """The URLs of translations by language (hreflang in lower case); `x-default` for other languages."""
         found: dict[str, str] = {}
         for relation in self.relations:
             language = relation.attributes.get("hreflang", "").strip().lower()
@@ -344,21 +344,21 @@ class Page(DecodedResponse):
         return found
 
     def css(self, query: str) -> Selection:
-        """What a CSS selector finds; `::text` and `::attr(name)` give strings."""
+        """Select elements by a CSS selector; `::text` and `::attr(name)` give strings."""
         return selectors.css(self.tree, query, is_xml=self.is_xml)
 
     def xpath(
         self, query: str, *, namespaces: Mapping[str, str] | None = None, **variables: selectors.Variable
     ) -> Selection:
-        """What an XPath expression finds; `$name` in it is a variable, as in `page.xpath("//a[@id=$id]", id="x")`."""
+        """Select by an XPath expression; `$name` is a variable: `page.xpath("//a[@id=$id]", id="x")`."""
         return selectors.xpath(self.tree, query, namespaces, variables, is_xml=self.is_xml)
 
     def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int | None = None) -> list[str]:
-        """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.
+        """Return the http(s) URLs that the page links to, each once: from its headers, then in document order.
 
-        `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all,
-        or some, of its links. Without it, or without `max_links`, the job's setting counts; `cut` has what that limit,
-        in the last call, left out."""
+        `region` is a CSS selector that limits the search. `nofollow` obeys `nofollow` directives of the page and its
+        links. The defaults of `nofollow` and `max_links` are the job's settings; `cut` holds what the limit dropped in
+        the last call."""
         nofollow = self._nofollow if nofollow is None else nofollow
         max_links = self._max_links if max_links is None else max_links
         if not self.is_html:
@@ -394,9 +394,9 @@ class Page(DecodedResponse):
         body: bytes = b"",
         json: Any = None,
     ) -> Request:
-        """A request for a link of this page: an href, or a selection whose first element has one.
+        """Create a request for a link of this page: an href, or a selection whose first element has one.
 
-        `json` is posted as JSON, unless another method is named."""
+        `json` is sent as a JSON body, by POST unless you pass another method."""
         href = _href(target)
         if json is not None:
             body, method = forms.json_body(json), "POST" if method == "GET" else method
@@ -427,9 +427,9 @@ class Page(DecodedResponse):
         meta: dict[str, Any] | None = None,
         priority: int = 0,
     ) -> list[Request]:
-        """Requests for many links, each URL once: hrefs, selections, or what a CSS selector (also given first) finds.
+        """Create requests for many links, one per URL: hrefs, selections, or a CSS selector (also as first argument).
 
-        Without any of these, all links of the page. What is not a URL to follow is left out."""
+        Without arguments, for all links of the page. Links that are not http(s) URLs are skipped."""
         if not targets and not css and not xpath:
             targets = self.links()
         if isinstance(targets, str):
@@ -445,9 +445,9 @@ class Page(DecodedResponse):
         return list(found.values())
 
     def next_page(self, query: str = "", *, label: str = "", meta: dict[str, Any] | None = None) -> Request | None:
-        """The request for the next page of a list, None on the last: by its Link header or an element with rel=next.
+        """Create a request for the next page of a list, by a Link header or an element with rel=next; None on the last.
 
-        Where the site says neither, a CSS selector finds the link."""
+        For sites without rel=next, pass a CSS selector that finds the link."""
         target: Target = self.next or ""
         if not target and query:
             target = self.css(query)
@@ -457,11 +457,11 @@ class Page(DecodedResponse):
         return request if request.url != self.url else None
 
     def with_query(self, **changes: object) -> str:
-        """The URL of this page with other parameters: `page.follow(page.with_query(offset=40))`; None drops one."""
+        """Return this page's URL with other parameters: `page.follow(page.with_query(offset=40))`; None drops one."""
         return with_query(self.url, changes)
 
     def file(self, target: Target, *, meta: dict[str, Any] | None = None) -> Request:
-        """A request for a file to be kept as it is: up to `max_file_bytes` long, and handled by `parse_file`."""
+        """Create a request to download a file: up to `max_file_bytes` long, and handled by `parse_file`."""
         return self.follow(target, label="file", meta=meta)
 
     def form(
@@ -474,10 +474,11 @@ class Page(DecodedResponse):
         meta: dict[str, Any] | None = None,
         priority: int = 0,
     ) -> Request:
-        """The request that submits a form of this page, with the values it has and those that are given.
+        """Create the request that submits a form of this page, with its current values and the given ones.
 
-        Without a CSS selector it is the form with a password, else the first. A value of None takes a field away, a
-        list gives several. The first submit button goes along; `click` names another by name or id, or "" for none."""
+        Without a CSS selector it is the form with a password field, else the first form. A value of None removes a
+        field, a list sends several. The first submit button is included; `click` names another by name or id, or ""
+        for none."""
         found = forms.submission(self.tree, query, fields or {}, click=click, encoding=self.encoding)
         if found.method == "POST":
             kind, body = forms.URLENCODED, b""
@@ -495,7 +496,7 @@ class Page(DecodedResponse):
                 body=body,
             )
         if any(isinstance(value, Secret) for _, value in found.fields):
-            raise ExtractError("a secret does not go into a URL", hint="the form is sent with GET")
+            raise ExtractError("a secret cannot be sent in a URL", hint="the form uses GET")
         address = (found.action or self.url).partition("#")[0].partition("?")[0]
         target = f"{address}?{forms.urlencoded(found.fields, found.charset)}"
         return self.follow(target, label=label, meta=meta, priority=priority)
@@ -507,7 +508,7 @@ class Page(DecodedResponse):
         return self._main
 
     def _xml_links(self, nofollow: bool, max_links: int) -> list[str]:
-        """The pages that a feed lists; of other documents, their links."""
+        """Return the pages that a feed lists, or the links of another XML document."""
         if nofollow and self.robots.nofollow:
             return []
         feed = sitemap.parse(self.body, self.url, self.header("content-type"))
@@ -530,7 +531,7 @@ class Page(DecodedResponse):
         return metadata.read(headers, metas, agent=self._robot, now=self.response.fetched_at)
 
     def _header_links(self) -> list[str]:
-        """The pages that Link and Refresh headers lead to."""
+        """Return the URLs in Link and Refresh headers."""
         found = []
         for name, value in self.response.headers:
             if name == "link":
@@ -548,7 +549,7 @@ class Page(DecodedResponse):
         return links.resolve(self.base, links.encode_query(href, self.encoding)) if href else None
 
     def _markup(self) -> bytes | str:
-        """What the parser reads: UTF-8 as it is, all else decoded."""
+        """Return the parser's input: UTF-8 bytes as they are, other encodings decoded."""
         is_plain = self.encoding == "utf-8" and self.mime_type == "text/html"
         markup: bytes | str = self.body if is_plain else self.html
         if self.mime_type != "text/html":

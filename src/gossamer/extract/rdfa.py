@@ -1,6 +1,6 @@
 """RDFa 1.1 in HTML: the statements of a page, by the processing sequence of RDFa Core and the rules of HTML+RDFa.
 
-Only elements with an attribute that matters are visited. Those between them pass their context on unchanged."""
+Only elements with relevant attributes are visited; the elements between them pass their context on unchanged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _PREFIXES = {
     **{name: f"http://ogp.me/ns/{name}#" for name in ("article", "book", "fb", "music", "profile", "video", "website")},
     "twitter": "https://dev.twitter.com/cards#",
 }
-"""The initial context of RDFa 1.1, and what pages use without a declaration: Open Graph and Twitter cards."""
+"""The initial context of RDFa 1.1, and prefixes that pages use undeclared: Open Graph and Twitter cards."""
 _TERMS = {"describedby": f"{_PREFIXES['wdrs']}describedby", "license": f"{_XHV}license", "role": f"{_XHV}role"}
 _STARTS = "[property], [typeof], [about], [resource], [vocab], [prefix], [rel], [rev]"
 _ABSOLUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
@@ -84,10 +84,10 @@ Lists = dict[str, list[Value]]
 
 
 def rdfa(tree: Document, base: str) -> list[dict[str, Any]]:
-    """The subjects that the page makes statements of, as expanded JSON-LD: `@id`, `@type`, and a list a property.
+    """Return the subjects of the page's statements as expanded JSON-LD: `@id`, `@type`, and a list for each property.
 
-    Values are `{"@value": ...}` with `@language` or `@type`, `{"@id": ...}`, or `{"@list": [...]}`; subjects without
-    a name are called `_:b0` and so on."""
+    Values are `{"@value": ...}` with `@language` or `@type`, `{"@id": ...}`, or `{"@list": [...]}`; blank nodes are
+    called `_:b0` and so on."""
     root = tree.root
     has_vocabulary = tree.select_one("[vocab]") is not None
     starts = [node for node in tree.select(_STARTS) if _says_something(node, has_vocabulary=has_vocabulary)]
@@ -97,10 +97,10 @@ def rdfa(tree: Document, base: str) -> list[dict[str, Any]]:
 
 
 def _that_matter(tree: Document, root: Element, starts: list[Element]) -> list[Element]:
-    """The elements to visit, in their order: those around others matter for their href, src and language, too."""
+    """Return the elements to visit in document order, including ancestors whose href, src, or language matters."""
     query = f"{_STARTS}, [href], [src], [lang]"
     if any(node.attr("rel") or node.attr("rev") for node in starts if not _has_target(node)):
-        # What such an element is about is said below it, by any link.
+        # The subject of such an element applies to every link below it.
         return [root, *(node for node in tree.select(query)[:_MOST_ELEMENTS] if node is not root)]
     wanted: set[Node] = {root}
     for start in starts[:_MOST_ELEMENTS]:
@@ -112,7 +112,7 @@ def _that_matter(tree: Document, root: Element, starts: list[Element]) -> list[E
 
 
 def _says_something(node: Element, *, has_vocabulary: bool) -> bool:
-    """Whether an element is more than a link whose rel means nothing to RDFa, such as nofollow."""
+    """Whether an element is more than a link whose rel has no meaning in RDFa, such as nofollow."""
     words = f"{node.attr('rel') or ''} {node.attr('rev') or ''}"
     if has_vocabulary or ":" in words or not _TERMS.keys().isdisjoint(words.lower().split()):
         return True
@@ -137,7 +137,7 @@ class _Context(NamedTuple):
 
 
 class _Reader:
-    """The statements of one page."""
+    """Reads the statements of one page."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -147,7 +147,7 @@ class _Reader:
         self._blank: dict[str, str] = {}
 
     def read(self, root: Element, nodes: list[Element]) -> list[dict[str, Any]]:
-        """Visit the elements in their order. A list is complete once all that is below its subject was visited."""
+        """Visit the elements in order. A list is complete after all descendants of its subject."""
         contexts: dict[Node, _Context] = {}
         first = _Context(self._base, self._base, [], {}, "", _PREFIXES, "")
         above: dict[Node, Node] = {}
@@ -166,7 +166,7 @@ class _Reader:
         return list(self._subjects.values())
 
     def _element(self, node: Element, given: _Context, *, is_root: bool) -> tuple[_Context, str, Lists]:
-        """RDFa Core, 7.5: the steps that are named there, in their order."""
+        """Apply the steps of RDFa Core, 7.5, in their order."""
         names = self._scope(node, given)
         prop, rel, rev = node.attr("property"), node.attr("rel"), node.attr("rev")
         if prop is not None:
@@ -223,7 +223,7 @@ class _Reader:
         return about or fallback or given.object, found, found
 
     def _scope(self, node: Element, given: _Context) -> _Context:
-        """The context with the vocabulary, prefixes and language of an element."""
+        """Return the context with the element's vocabulary, prefixes, and language."""
         vocabulary, prefixes, language = node.attr("vocab"), given.prefixes, node.attr("lang")
         if vocabulary is not None:
             vocabulary = vocabulary.strip() and self._iri(vocabulary)
@@ -248,7 +248,7 @@ class _Reader:
                 given.lists.setdefault(one, []).append({"@id": subject})
 
     def _value(self, node: Element, names: _Context, target: str, typed: str) -> Value:
-        """The value of the properties of an element: RDFa Core, 7.5, step 11, with the dates of HTML+RDFa."""
+        """Return the value of an element's properties: RDFa Core, 7.5, step 11, with the dates of HTML+RDFa."""
         content, datatype = node.attr("content"), node.attr("datatype")
         moment = node.attr("datetime")
         if datatype is not None:
@@ -281,7 +281,7 @@ class _Reader:
     # Names
 
     def _properties(self, text: str | None, names: _Context) -> list[str]:
-        """The IRIs that terms, CURIEs and IRIs stand for; what stands for none is left out."""
+        """Resolve terms, CURIEs, and IRIs to IRIs; others are skipped."""
         return [iri for word in (text or "").split() if (iri := self._term(word, names))] if text else []
 
     def _term(self, word: str, names: _Context) -> str:
@@ -304,7 +304,7 @@ class _Reader:
         return found + name if found else ""
 
     def _resource(self, text: str | None, names: _Context) -> str:
-        """The IRI of about and resource: a CURIE, also one in brackets, or an IRI."""
+        """Resolve an about or resource attribute: a CURIE, also in brackets, or an IRI."""
         if text is None:
             return ""
         text = text.strip()
@@ -353,7 +353,7 @@ class _Reader:
 
 
 def _nearest(node: Node, contexts: Mapping[Node, _Context], above: dict[Node, Node]) -> Node | None:
-    """The nearest element around that was visited. The way there is remembered, so that none is walked twice."""
+    """Return the nearest visited ancestor. Ancestors walked are cached, so that none is walked twice."""
     passed = []
     one: Node | None = node.parent
     while one is not None and one not in contexts:
@@ -368,6 +368,6 @@ def _nearest(node: Node, contexts: Mapping[Node, _Context], above: dict[Node, No
 
 
 def _without_terms(words: str | None) -> str | None:
-    """The words that are CURIEs or IRIs: beside a property, mere terms are no statements."""
+    """Keep only CURIEs and IRIs: next to a property attribute, plain terms of rel are not statements."""
     kept = " ".join(word for word in (words or "").split() if ":" in word)
     return kept or None

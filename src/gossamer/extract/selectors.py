@@ -1,4 +1,4 @@
-"""Selections: what `page.css(...)` and `page.xpath(...)` find, and how to read values out of it."""
+"""Selections: the results of `page.css(...)` and `page.xpath(...)`, and methods to get values from them."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ NAMESPACES = {
 }
 
 
-# What they find is a list of strings, without text that is inside two of the elements twice.
+# These return lists of strings; text inside two selected elements appears once.
 _TEXT: Callable[..., list[str]] = XPath("$found/text()")  # type: ignore[assignment]
 _DEEP_TEXT: Callable[..., list[str]] = XPath("$found//text()")  # type: ignore[assignment]
 
 
 class SelectorPart(NamedTuple):
-    """One selector of a comma list: which elements, and what of them."""
+    """One selector of a comma list: the elements, and what to take from them."""
 
     query: str
     """Empty for the context itself."""
     inner: str
-    """The same as it is asked of an element: its leftmost part is that element or inside of it."""
+    """The selector relative to an element: its leftmost part is that element or a descendant."""
     path: str = ""
-    """The XPath to ask in its place, where CSS is not enough."""
+    """The equivalent XPath where CSS is not enough."""
     text: bool = False
     attribute: str = ""
     deep: bool = False
-    """`p ::text` takes the text of all that is inside, `p::text` only what stands directly in the element."""
+    """`p ::text` takes all descendant text, `p::text` only direct text of the element."""
 
 
 class Selection(Sequence["Selection"]):
-    """A list of elements, or of the strings that `::text`, `::attr(name)` and XPath give, in the order of the page.
+    """A list of elements, or of strings from `::text`, `::attr(name)`, and XPath, in document order.
 
-    `get` and `getall` give strings: the value, or an element's HTML."""
+    `get` and `getall` return strings: the value, or an element's HTML."""
 
     __slots__ = ("_found", "_is_xml")
 
@@ -69,16 +69,16 @@ class Selection(Sequence["Selection"]):
         self._is_xml = is_xml
 
     def css(self, query: str) -> Selection:
-        """What a CSS selector finds in the elements of this selection, themselves included."""
+        """Select by a CSS selector within the elements of this selection, including the elements themselves."""
         query = xml.css_of(query) if self._is_xml else query
         return self._with(
             _unique(hit for found in self._found if isinstance(found, Node) for hit in _css(found, query))
         )
 
     def xpath(self, query: str, *, namespaces: Mapping[str, str] | None = None, **variables: Variable) -> Selection:
-        """What an XPath expression finds from each element of this selection.
+        """Select by an XPath expression, evaluated from each element of this selection.
 
-        `$name` in it is a variable: `row.xpath("//a[@id=$id]", id=wanted)` needs no quotes around what is `wanted`."""
+        `$name` is a variable: `row.xpath("//a[@id=$id]", id=wanted)` needs no quoting of `wanted`."""
         nodes = [found for found in self._found if isinstance(found, Node)]
         if self._is_xml and nodes:
             query = xml.xpath_of(query, nodes[0], namespaces)
@@ -89,15 +89,15 @@ class Selection(Sequence["Selection"]):
     @overload
     def get(self, default: Default) -> str | Default: ...
     def get(self, default: Any = None) -> Any:
-        """The first result as a string; `default` if there is none."""
+        """Return the first result as a string; `default` if there is none."""
         return _string(self._found[0]) if self._found else default
 
     def getall(self) -> list[str]:
-        """All results as strings."""
+        """Return all results as strings."""
         return [_string(found) for found in self._found]
 
     def re(self, pattern: str | Pattern[str]) -> list[str]:
-        """What the pattern finds in each result: the group `extract`, else all groups, else the whole match."""
+        """Apply a regular expression to each result: the group `extract`, else all groups, else the whole match."""
         expression = _pattern(pattern)
         return [
             text for found in self._found for match in expression.finditer(_string(found)) for text in _groups(match)
@@ -108,7 +108,7 @@ class Selection(Sequence["Selection"]):
     @overload
     def re_first(self, pattern: str | Pattern[str], default: Default) -> str | Default: ...
     def re_first(self, pattern: str | Pattern[str], default: Any = None) -> Any:
-        """The first string that `re` would give; `default` if there is none."""
+        """Return the first string that `re` finds; `default` if there is none."""
         expression = _pattern(pattern)
         for found in self._found:
             for match in expression.finditer(_string(found)):
@@ -123,7 +123,7 @@ class Selection(Sequence["Selection"]):
 
     @property
     def tag(self) -> str:
-        """The name of the first result's element; empty for strings."""
+        """The tag name of the first result; empty for strings."""
         first = self._found[0] if self._found else ""
         return first.tag if isinstance(first, Element) else ""
 
@@ -152,7 +152,7 @@ class Selection(Sequence["Selection"]):
 
 
 def css(document: Document, query: str, *, is_xml: bool = False) -> Selection:
-    """What a CSS selector finds in a document; an ExtractError names a bad selector."""
+    """Select by a CSS selector in a document; ExtractError names an invalid selector."""
     return Selection(_css(document, xml.css_of(query) if is_xml else query), is_xml=is_xml)
 
 
@@ -164,13 +164,13 @@ def xpath(
     *,
     is_xml: bool = False,
 ) -> Selection:
-    """What an XPath expression finds from the root element of a document."""
+    """Select by an XPath expression from the root element of a document."""
     root = document.root
     return Selection([root] if root is not None else [], is_xml=is_xml).xpath(query, namespaces=namespaces, **variables)
 
 
 def check(query: str) -> str:
-    """The selector itself, if it is one; otherwise an ExtractError that names it."""
+    """Return the selector if it is valid; otherwise raise an ExtractError that names it."""
     _css(Element("p"), query)
     return query
 
@@ -189,7 +189,7 @@ def _css(node: Node, query: str) -> list[Match]:
 
 
 def _elements(node: Node, part: SelectorPart, query: str) -> list[Element]:
-    """What a selector finds: in a whole document, or at and below one of its elements."""
+    """Select in a whole document, or at and below one of its elements."""
     try:
         if part.path:
             hits = node.xpath(part.path)
@@ -203,20 +203,20 @@ def _elements(node: Node, part: SelectorPart, query: str) -> list[Element]:
         found = node.select(part.inner)
         return [node, *found] if node.matches(part.inner) else found
     except SelectorSyntaxError as error:
-        raise ExtractError(f"bad CSS selector {query!r}: {_reason(error)}", hint=EXAMPLE) from error
+        raise ExtractError(f"invalid CSS selector {query!r}: {_reason(error)}", hint=EXAMPLE) from error
 
 
 def _path(query: str) -> str:
-    """The XPath of a selector with `:contains("words")`, which CSS lacks, or `:empty`, in which browsers count blanks.
+    """Translate `:contains("words")`, which CSS lacks, or `:empty`, which counts blanks in browsers, to XPath.
 
-    They go through the translation as tests of attributes. Empty for other selectors."""
+    Both pass through the translation as attribute tests. Empty for other selectors."""
     marked = _OWN.sub(_mark, query)
     if marked == query:
         return ""
     try:
         path = css_to_xpath(marked)
     except SelectorSyntaxError:
-        # It is named as it was written, once it is asked.
+        # Evaluating the original selector raises an error that shows it as written.
         return ""
     return _WORDS.sub(r"contains(., \1)", path).replace(_EMPTY, "(not(*) and not(text()))")
 
@@ -228,19 +228,19 @@ def _mark(found: re.Match[str]) -> str:
 
 
 def _reason(error: SelectorSyntaxError) -> str:
-    """What is wrong, without the selector, which may not be the one that was written."""
+    """Return the reason of a syntax error without the selector, which may be a translated one."""
     return str(error).rpartition(": ")[2].partition(" at position")[0]
 
 
 def _xpath(
     node: Node, query: str, namespaces: Mapping[str, str] | None, variables: Mapping[str, Variable]
 ) -> list[Match]:
-    """What an expression gives: nodes, strings, or the one number or truth value as a string."""
+    """Evaluate an expression: nodes, strings, or a single number or boolean as a string."""
     known = {**NAMESPACES, **namespaces} if namespaces else NAMESPACES
     try:
         found = node.xpath(query, namespaces=known, extensions=_EXTENSIONS, **variables)  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
-        raise ExtractError(f"bad XPath expression {query!r}: {str(error).removeprefix('xpath: ')}") from None
+        raise ExtractError(f"invalid XPath expression {query!r}: {str(error).removeprefix('xpath: ')}") from None
     if isinstance(found, bool):
         return ["true" if found else "false"]
     if isinstance(found, float):
@@ -251,7 +251,7 @@ def _xpath(
 def _has_class(context: Any, *names: str) -> bool:
     """Whether the element has all these classes: `//p[has-class("a", "b")]`."""
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError("has-class needs the names of classes, as strings")
+        raise ValueError("has-class takes class names as strings")
     node = context.context_node
     return isinstance(node, Element) and set(names).issubset((node.attr("class") or "").split())
 
@@ -261,15 +261,15 @@ _EXTENSIONS: Any = {(None, "has-class"): _has_class}
 
 @lru_cache(maxsize=512)
 def _parts(query: str) -> tuple[SelectorPart, ...]:
-    """A comma list in parts; those that want the same of their elements are one part, to keep the page's order."""
+    """Split a comma list; selectors that take the same from their elements become one part, in document order."""
     parts: dict[tuple[bool, str, bool], list[str]] = {}
     for one in _split(query):
         pseudo = _PSEUDO.search(one)
         if pseudo is None:
             if _ANY_PSEUDO.search(_without_quotes(one)) or not one.strip():
                 raise ExtractError(
-                    f"bad CSS selector {query!r}",
-                    hint="of pseudo-elements there are ::text and ::attr(name), at the end",
+                    f"invalid CSS selector {query!r}",
+                    hint="the supported pseudo-elements are ::text and ::attr(name), at the end",
                 )
             parts.setdefault((False, "", False), []).append(one.strip())
             continue
@@ -293,7 +293,7 @@ def _part(queries: list[str], key: tuple[bool, str, bool]) -> SelectorPart:
 
 
 def _scoped(query: str) -> str:
-    """A selector whose leftmost part has to be the context or inside of it, as `inner` is: CSS looks further out."""
+    """Limit the leftmost part of a selector to the context or its descendants, as `inner` is: CSS looks further out."""
     depth, quote, escaped = 0, "", False
     for index, letter in enumerate(query):
         if escaped:
@@ -314,7 +314,7 @@ def _scoped(query: str) -> str:
 
 
 def _split(query: str) -> list[str]:
-    """A selector list cut at its commas, but not inside brackets or quotes."""
+    """Split a selector list at commas outside brackets and quotes."""
     found, depth, quote, start = [], 0, "", 0
     for index, letter in enumerate(query):
         if quote:
@@ -340,7 +340,7 @@ def _attributes(node: Node) -> dict[str, str]:
 
 
 def _attribute(element: Element, name: str) -> str | None:
-    """The value of an attribute, given in lower case; those of pictures have capitals, as in `viewBox`."""
+    """Return the value of an attribute by lower-case name; SVG attributes have capitals, as in `viewBox`."""
     value = element.attr(name)
     if value is None:
         value = next((element.attr(own) or "" for own in element.attrs if own.lower() == name), None)
@@ -354,7 +354,7 @@ def _string(found: Match) -> str:
 
 
 def _unique(hits: Iterator[Match]) -> list[Match]:
-    """Without the elements that are found from two nested ones; strings may well repeat."""
+    """Drop elements found from two nested contexts; strings may repeat."""
     seen: set[Node] = set()
     kept: list[Match] = []
     for hit in hits:
@@ -370,7 +370,7 @@ def _pattern(pattern: str | Pattern[str]) -> Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ExtractError(f"bad regular expression {pattern!r}: {error}") from None
+        raise ExtractError(f"invalid regular expression {pattern!r}: {error}") from None
 
 
 def _groups(match: re.Match[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Spiders: the classes that say what to take from pages and where to go on, and how they are found by name."""
+"""Spiders: the classes that extract items and follow links, and how to load them by name."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ Handler = Callable[[Page], Yielded]
 
 
 class Spider:
-    """What to do with each page. As it stands it takes nothing and follows every link in scope.
+    """Handles pages. Without overrides, it extracts nothing and follows every link in scope.
 
     `parse` handles a page; a request with `label="product"` goes to `parse_product`. A handler is a generator of items
-    and requests, plain or async, or returns a list or None. It does no I/O, so that it can be run over stored pages.
+    and requests, sync or async, or returns a list or None. It does no I/O, so that it can be replayed on stored pages.
 
-    `open` and `close`, and those of pipelines that have them, are called once in each process that runs the spider."""
+    `open` and `close`, also those of pipelines, are called once in each process that runs the spider."""
 
     name: ClassVar[str] = ""
     start: ClassVar[Sequence[str]] = ()
-    """The URLs to begin with, where the command line names none."""
+    """The start URLs, used if the command line names none."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the job that the spider needs, such as `delay`; what the user says goes first."""
+    """Settings of the job that the spider needs, such as `delay`; the user's settings win."""
     follows_links: ClassVar[bool] = True
-    """Whether the engine follows each page's links by itself; false with an own `parse`, unless the class says it."""
+    """Whether the engine follows each page's links; default true, but false if the class defines `parse`."""
     item_types: ClassVar[type | Sequence[type]] = ()
-    """Types that items must fit: dataclasses, attrs classes, pydantic models or msgspec Structs."""
+    """Types that items are validated against: dataclasses, attrs classes, pydantic models, or msgspec Structs."""
     pipelines: ClassVar[Sequence[Callable[[Any], Any]]] = ()
-    """Functions that each item goes through in turn, before it is held against its type; None drops it.
-
+    """Functions that each item passes through in order, before validation; returning None drops the item.
     An object with `__call__` may have `open` and `close`, which are called like those of the spider."""
     fetch_middleware: Sequence[Any] = ()
     parse_middleware: Sequence[Any] = ()
@@ -53,48 +52,48 @@ class Spider:
             cls.name = cls.__name__
 
     def open(self) -> Awaitable[None] | None:
-        """Called before everything else, in each process that runs the spider; may be `async`.
+        """Called first in each process that runs the spider; may be `async`.
 
-        What it raises ends the run. It runs in the thread and the event loop of the handlers."""
+        An exception ends the run. Runs in the thread and the event loop of the handlers."""
         return None
 
     def close(self) -> Awaitable[None] | None:
-        """Called once nothing more comes, before the process exits, also after a signal; may be `async`.
+        """Called after the last page, before the process exits, also after a signal; may be `async`.
 
-        By then all pages are stored. What it raises makes the command fail."""
+        All pages are stored by then. An exception makes the command fail."""
         return None
 
     def parse(self, page: Page) -> Yielded:
-        """Handle a page that has no label."""
+        """Handle a page without a label."""
         return None
 
     def parse_file(self, page: Page) -> Yielded:
-        """Handle a file that `page.file` asked for: an item that says which it is. Its body goes to the sinks."""
+        """Handle a file that `page.file` requested: yield an item that describes it. The sinks store its body."""
         kind = page.header("content-type").partition(";")[0].strip().lower()
         digest = hashlib.sha256(page.body).hexdigest()
         return [{"url": page.url, "type": kind, "bytes": len(page.body), "sha256": digest, **page.meta}]
 
     def score(self, request: Request) -> int:
-        """The priority of a link that has none of its own, from -1000 to 1000; larger is sooner. Not called as it is.
+        """Return the priority of a link without one, from -1000 to 1000; larger is sooner. Only called if overridden.
 
-        It sees the request as it is queued, with its depth, and may be called for every link: it should be quick."""
+        Receives the request as it is queued, with its depth. May be called for every link, so it must be fast."""
         return 0
 
     def handler(self, label: str) -> Handler:
-        """The method for a request's label; an ExtractError names the spider and the label if there is none."""
+        """Return the method for a request's label; ExtractError names the spider and the label if there is none."""
         if not label:
             return self.parse
         found: Handler | None = getattr(self, f"parse_{label}", None)
         if not callable(found) or label == "middleware":
             raise ExtractError(
                 f"spider {type(self).__name__} has no handler for label {label!r}",
-                hint=f"add a method parse_{label}(self, page), or drop the label",
+                hint=f"add a method parse_{label}(self, page), or remove the label",
             )
         return found
 
 
 class FieldSpider(Spider):
-    """A spider made of `--extract` options: one item per page with the fields that were found there, and its URL."""
+    """A spider from `--extract` options: one item per page with its URL and the fields found on it."""
 
     follows_links: ClassVar[bool] = True
 
@@ -103,11 +102,13 @@ class FieldSpider(Spider):
             try:
                 check(selector)
             except ExtractError as error:
-                raise ConfigError(f"extract {name}: {error}", hint="as in NAME='h1::text' or 'a::attr(href)'") from None
+                raise ConfigError(
+                    f"extract {name}: {error}", hint="for example NAME='h1::text' or 'a::attr(href)'"
+                ) from None
         self._fields = dict(fields)
 
     def parse(self, page: Page) -> list[dict[str, Any]]:
-        """The item of this page; none where no field was found."""
+        """Return the item of this page; none if no field was found."""
         item: dict[str, Any] = {}
         for name, selector in self._fields.items():
             values = page.css(selector).getall()
@@ -117,7 +118,7 @@ class FieldSpider(Spider):
 
 
 def load(reference: str) -> type[Spider]:
-    """The class that `file.py`, `file.py:Class` or `module:Class` names; a ConfigError says what is wrong."""
+    """Load the class named by `file.py`, `file.py:Class`, or `module:Class`; ConfigError explains a failure."""
     place, wanted = _parted(reference)
     module = _module(place, reference)
     found = {
@@ -129,34 +130,34 @@ def load(reference: str) -> type[Spider]:
         named = getattr(module, wanted, None)
         if isinstance(named, type) and issubclass(named, Spider):
             return named
-        what = "is not a subclass of gossamer.Spider" if named is not None else "is not there"
+        what = "is not a subclass of gossamer.Spider" if named is not None else "does not exist"
         raise ConfigError(f"{place}: {wanted} {what}", hint=_choices(found))
     if not found:
-        raise ConfigError(f"{place} has no Spider", hint="define a class that inherits from gossamer.Spider")
+        raise ConfigError(f"{place} defines no spider", hint="define a class that inherits from gossamer.Spider")
     if len(found) > 1:
         raise ConfigError(f"{place} has {len(found)} spiders", hint=f"name one: {place}:{next(iter(found))}")
     return next(iter(found.values()))
 
 
 def make(reference: str) -> Spider:
-    """A spider of the class that is named; a ConfigError if it does not come into being."""
+    """Create a spider of the named class; ConfigError if its constructor raises."""
     kind = load(reference)
     try:
         return kind()
-    except Exception as error:  # it is the user's code, and told as what a file raises is
+    except Exception as error:  # the user's code may raise anything
         said = f"{reference}: {kind.__name__}() raised {type(error).__name__}: {error}"
-        hint = "it is made without arguments" if isinstance(error, TypeError) else "fix the file"
+        hint = "the constructor is called without arguments" if isinstance(error, TypeError) else "fix the file"
         raise ConfigError(said, hint=hint) from error
 
 
 def load_type(reference: str) -> type:
-    """The class that `file.py:Class` or `module:Class` names, whatever it is a class of."""
+    """Load the class named by `file.py:Class` or `module:Class`, of any base class."""
     place, wanted = _parted(reference)
     if not wanted:
-        raise ConfigError(f"{reference}: which class of it?", hint=f"as in {place}:Product")
+        raise ConfigError(f"{reference}: class name missing", hint=f"for example {place}:Product")
     found = getattr(_module(place, reference), wanted, None)
     if not isinstance(found, type):
-        raise ConfigError(f"{place}: {wanted} {'is not a class' if found is not None else 'is not there'}")
+        raise ConfigError(f"{place}: {wanted} {'is not a class' if found is not None else 'does not exist'}")
     return found
 
 
@@ -178,20 +179,20 @@ def _choices(found: Mapping[str, type[Spider]]) -> str:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file", hint="give the path of a Python file")
-    # Two files of the same name in two folders are two modules, and a file named json.py hides nothing.
+    # Distinct module names: two files of the same name are two modules, and a file named json.py shadows nothing.
     tag = hashlib.sha1(str(path.resolve()).encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()[:8]
     name = f"gossamer_spider_{path.stem}_{tag}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} cannot be read as Python")
+        raise ConfigError(f"cannot load {path} as a Python module")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickling by name look their module up there.
+    # Dataclasses and pickle look up the module by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise _unreadable(error, str(path)) from None
-    except (Exception, SystemExit) as error:  # whatever a user's file raises is told in one line that names the place
+    except (Exception, SystemExit) as error:  # the user's file may raise anything; report it with its line
         hint = f"is {error.name} installed here?" if isinstance(error, ModuleNotFoundError) else "fix the file"
         where = f"{path}{_line(error, spec.origin or str(path))}"
         raise ConfigError(f"{where}: {type(error).__name__}: {error}", hint=hint) from error
@@ -209,18 +210,18 @@ def _from_module(name: str, reference: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(
-                f"{reference}: no module named {error.name}", hint="a file is named with its ending: spider.py"
+                f"{reference}: no module named {error.name}", hint="name a file with its suffix: spider.py"
             ) from None
-        raise ConfigError(f"{reference}: it needs {error.name}, which is not installed") from error
+        raise ConfigError(f"{reference}: {error.name} is not installed") from error
     except SyntaxError as error:
         raise _unreadable(error, name) from None
-    except (Exception, SystemExit) as error:  # as for a file; a name that is none is a TypeError or a ValueError
+    except (Exception, SystemExit) as error:  # as for a file; an invalid name is a TypeError or a ValueError
         said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{reference}: {said}", hint="as in FILE.py, FILE.py:Class or module:Class") from error
+        raise ConfigError(f"{reference}: {said}", hint="use FILE.py, FILE.py:Class or module:Class") from error
 
 
 def _line(error: BaseException, filename: str) -> str:
-    """Where in the file it went wrong."""
+    """Return the line of the file that raised."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == filename:
@@ -230,13 +231,13 @@ def _line(error: BaseException, filename: str) -> str:
 
 
 def spider_seeds(settings: Settings) -> list[str]:
-    """The seeds that the spider names itself."""
+    """Return the start URLs of the spider."""
     start = load(settings.spider).start
     if isinstance(start, str):
-        raise ConfigError(f"{settings.spider}: start is text, but must be a list", hint=f"start = [{start!r:.80}]")
+        raise ConfigError(f"{settings.spider}: start must be a list, not a string", hint=f"start = [{start!r:.80}]")
     return list(start)
 
 
 def spider_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that the spider names itself; what the user says goes first."""
+    """Return the spider's own settings; the user's settings win."""
     return dict(load(settings.spider).settings)

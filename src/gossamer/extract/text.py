@@ -1,13 +1,13 @@
 """The visible text of a page, its title, and its main part.
 
-Text is *prose* where it stands in lines of some length that are not mostly links. First what surrounds the prose on
-many sites goes: menus, footers, lists of links, and what its class calls comments, related stories or sharing. Then
-the search goes down from the body as long as one element holds nearly all of the prose that is left, and no title
-stands beside it. turbohtml's own guess by density is a hint: what is around it is no menu, and the way down to it needs
-a little less prose.
+*Prose* is text in lines of some length that are not mostly links. The search for the main part first removes what
+surrounds the prose on many sites: menus, footers, lists of links, and blocks whose class means comments, related
+stories, or sharing. Then it descends from the body as long as one element holds nearly all of the remaining prose and
+has no title beside it. turbohtml's own guess by density is a hint: its ancestors are not menus, and the descent towards
+it needs a little less prose.
 
-Menus of an unknown kind stay, text of the main part is rarely lost: on 181 articles 98 % of it is kept. Each element is
-visited once."""
+Menus of an unknown kind remain, but text of the main part is rarely lost: on 181 articles 98 % of it is kept. Each
+element is visited once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SLICE = 65_536
 
 
 def title_of(tree: Document) -> str:
-    """The text of the document's `<title>`, up to 4096 characters; one inside a picture is not it."""
+    """Return the text of the document's `<title>`, up to 4096 characters; ignores titles in SVG."""
     head = part_of(tree, "head")
     node = _child_of(head, "title") if head is not None else None
     if node is None:
@@ -46,9 +46,9 @@ def title_of(tree: Document) -> str:
 def visible_text(
     tree: Document | Element, *, hidden: frozenset[str] = HIDDEN, without: frozenset[Node] = frozenset()
 ) -> str:
-    """The text outside scripts, styles and the like: a line per block, no white space but single spaces.
+    """Return the text outside scripts, styles, and the like: one line per block, white space collapsed.
 
-    `without` are elements whose text is left out. Of a document that is not HTML, all text, a line per element."""
+    Skips the text of elements in `without`. For documents that are not HTML, all text, one line per element."""
     if isinstance(tree, Element):
         return _text_below(tree, hidden, without)
     if tree.root is not None and tree.root.tag != "html":
@@ -58,12 +58,12 @@ def visible_text(
 
 
 def _text_below(top: Element, hidden: frozenset[str], without: frozenset[Node]) -> str:
-    """The visible text of an element."""
+    """Return the visible text of an element."""
     if top.tag in hidden:
         return ""
     lines: list[str] = []
     pieces: list[str] = []
-    # The children still to come of each element around, and its tag: markup is nested deeper than calls may be.
+    # The remaining children and the tag of each ancestor: markup nests deeper than Python can recurse.
     inside = [(iter(top), top.tag)]
     while inside:
         nodes, around = inside[-1]
@@ -94,22 +94,22 @@ def _text_below(top: Element, hidden: frozenset[str], without: frozenset[Node]) 
 
 
 def _joined(lines: Iterable[str]) -> str:
-    """The lines that have text, with single spaces."""
+    """Join the lines that have text, with white space collapsed."""
     return "\n".join(filter(None, (" ".join(line.split()) for line in lines)))
 
 
 def main_text(tree: Document) -> str:
-    """The visible text without what surrounds it on every page of a site: menus, asides, forms and footers."""
+    """Return the visible text without page furniture: menus, asides, forms, and footers."""
     return visible_text(tree, hidden=_AROUND)
 
 
 def text_beside_links(tree: Document) -> str:
-    """The main text without that of its links: what a page that lists others says of its own."""
+    """Return the main text without link text: what an index page says of its own."""
     return visible_text(tree, hidden=_AROUND | {"a"})
 
 
 def part_of(tree: Document, tag: str) -> Element | None:
-    """The `<head>` or the `<body>`; a frameset has no body."""
+    """Return the `<head>` or the `<body>`; a frameset has no body."""
     return _child_of(tree.root, tag) if tree.root is not None else None
 
 
@@ -121,7 +121,7 @@ _HIDDEN = HIDDEN | {"button"}
 _FRAME_TAGS = frozenset({"nav", "aside", "footer", "form", "dialog", "menu"})
 _LISTS = frozenset({"ul", "ol", "div", "section", "table", "dl", "li", "p"})
 _WITH_IDS = frozenset({"div", "ul", "ol", "table", "aside", "li", "p", "dl"})
-"""The ids of other elements, such as headings and sections, say what they are about."""
+"""Elements whose ids are checked; ids of others, such as headings and sections, name their topic."""
 _LEAVES = frozenset({"p", "li", "blockquote", "pre", "td", "table", "tbody", "tr", "dd", "dl", "ul", "ol"})
 _SHORTEST_PROSE, _SHORTEST_LIST, _LONGEST_ID = 25, 40, 40
 _MOST_LINKS, _MOST_LINKS_IN_FRAME = 0.4, 0.25
@@ -129,11 +129,11 @@ _LEAST_PROSE, _MOST_PROSE_IN_FRAME = 0.25, 0.5
 _NEARLY_ALL, _NEARLY_ALL_OF_HINT = 0.9, 0.8
 _SMALL, _SPARSE = 0.04, 0.3
 LEAST_SHARE = 0.6
-"""Of a page whose main part is less of the visible text, the rest may be missed: that deserves a notice."""
+"""Below this share of the visible text, the main part may miss content, which is reported."""
 
 
 def _words(names: str, end: str = "") -> re.Pattern[str]:
-    """A pattern for the words of class names: related, related-posts, is_related and isRelated have `related`."""
+    """Compile a pattern for words in class names: related, related-posts, is_related, and isRelated match `related`."""
     either = "|".join(f"[{name[0]}{name[0].upper()}]{name[1:]}" for name in names.split())
     return re.compile(rf"(?:^|[^a-zA-Z]|(?<=[a-z])(?=[A-Z]))(?:{either}){end}")
 
@@ -158,7 +158,7 @@ _CONTENTS = re.compile("toc|contents|index|glossary|refnamediv|bibliograph", re.
 
 
 class MainPart(NamedTuple):
-    """The element that holds it, what to leave out below that, and its share of all visible text."""
+    """The element with the main part, elements to skip below it, and its share of all visible text."""
 
     element: Element | None
     without: frozenset[Node]
@@ -171,7 +171,7 @@ class MainPart(NamedTuple):
 
 
 def main_part(tree: Document) -> MainPart:
-    """The main part of a page; all but menus and the like where no part stands out."""
+    """Find the main part of a page; everything but menus and the like if no part stands out."""
     body = part_of(tree, "body")
     if body is None:
         return MainPart(None, frozenset(), 1.0)
@@ -188,7 +188,7 @@ def main_part(tree: Document) -> MainPart:
 
 
 class _Block:
-    """An element that is a block: characters below it, how many of them are in links, and how many are prose."""
+    """A block element: number of characters below it, in links, and in prose."""
 
     __slots__ = ("below", "element", "linked", "prose", "tag", "text")
 
@@ -198,14 +198,14 @@ class _Block:
         self.below: list[_Block] = []
 
     def add(self, text: int, linked: int) -> None:
-        """A line of text of its own."""
+        """Add a line of text."""
         self.text += text
         self.linked += linked
         if text - linked >= _SHORTEST_PROSE and linked * 2 < text:
             self.prose += text - linked
 
     def drop(self, text: int, linked: int, prose: int) -> None:
-        """Count no longer what was taken away below."""
+        """Subtract what was removed below."""
         self.text -= text
         self.linked -= linked
         self.prose -= prose
@@ -222,7 +222,7 @@ class _Block:
 
 
 def _measured(body: Element) -> _Block:
-    """The tree of all blocks, with their numbers."""
+    """Build the tree of all blocks, with their numbers."""
     block = _Block(body, "body")
     inside: list[tuple[Iterator[Node], str, _Block | None]] = [(iter(body), "body", None)]
     text = linked = links = 0
@@ -275,17 +275,17 @@ def _upwards(node: Node | None) -> Iterator[Node]:
 
 
 class _Search:
-    """Takes the blocks around the prose away, then goes down to what holds it."""
+    """Removes the blocks around the prose, then descends to the block that holds it."""
 
     def __init__(self, top: _Block, hint: set[Node]) -> None:
         self._top, self._hint = top, hint
         self._prose = top.prose
         self._lists_links = top.prose < _LEAST_PROSE * top.text
-        """Whether the page is an index: then lists of links are what it is about."""
+        """Whether the page is an index, whose lists of links are its content."""
         self.without: set[Node] = set()
 
     def prune(self) -> None:
-        """Take away what surrounds the prose."""
+        """Remove what surrounds the prose."""
         pending = [(self._top, iter(self._top.below), 0, 0, 0)]
         while pending:
             block, rest, text, linked, prose = pending[-1]
@@ -305,7 +305,7 @@ class _Search:
                     pending[-1][0].drop(text - block.text, linked - block.linked, prose - block.prose)
 
     def descend(self) -> _Block:
-        """The smallest block that holds nearly all that is left."""
+        """Return the smallest block that holds nearly all remaining prose."""
         block = self._top
         while block.prose:
             left = [below for below in block.below if below.element not in self.without]
@@ -317,14 +317,14 @@ class _Search:
                 break
             if self._lists_links and best.text < _NEARLY_ALL * block.text:
                 break
-            # Beside its title stands all that a page is about.
+            # A title's siblings are the content of the page.
             if any(below.tag == "h1" or _TITLE.search(below.names) for below in left if below is not best):
                 break
             block = best
         return block
 
     def _is_frame(self, block: _Block, names: str) -> bool:
-        """Whether a block surrounds the main part, by its tag, its classes and how much of it is links."""
+        """Whether a block surrounds the main part, by its tag, its classes, and its share of links."""
         tag, text, linked, prose = block.tag, block.text, block.linked, block.prose
         if block.element in self._hint:
             return tag in _FRAME_TAGS and prose < 0.2 * self._prose

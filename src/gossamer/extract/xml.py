@@ -1,7 +1,7 @@
-"""XML documents as trees: RSS, Atom and any other, well-formed or not. No entity is expanded and nothing is fetched.
+"""XML documents as trees: RSS, Atom, and any other, well-formed or not. Expands no entities and fetches nothing.
 
-A document that is not well-formed is repaired first: an XML parser stops at the first mistake, and feeds are full of
-them. In the tree a name stands as it is written, `dc:creator` with its prefix, as people see it and ask for it."""
+A malformed document is repaired first, since an XML parser stops at the first error, and feeds are full of errors.
+Names in the tree are as written, `dc:creator` with its prefix, so that you can select what you see in the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import turbohtml
 from turbohtml import Document, Element, Node
 
 MAX_DEPTH = 512
-"""Elements inside one another; deeper ones become siblings, as in HTML."""
+"""Max nesting depth of elements; deeper ones become siblings, as in HTML."""
 _PART = r"[A-Za-z_\u0080-\U0010ffff][\w.\-\u00b7]*+"
 _NAME = rf"{_PART}(?::{_PART})?"
 _PASSIVE = re.compile(r"<!--(.*?)(?:-->|\Z)|<!\[CDATA\[(.*?)(?:\]\]>|\Z)", re.DOTALL)
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
 _ATTRIBUTE = re.compile(rf"({_NAME})\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'<>]++))")
 _REFERENCE = re.compile(r"&(?!#\d{1,7};|#[xX][0-9a-fA-F]{1,6};|(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]{0,31};)?")
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# In a query: strings and variables as they are; a name with a prefix, behind its axis, unless it is a function's.
+# Tokens of a query: strings and variables, which stay; and names with a prefix after an axis, except functions.
 _QUALIFIED = re.compile(
     r"\"[^\"]*+\"|'[^']*+'|\$[\w.:\-]++"
     rf"|((?:@|[a-z\-]++\s*+::)\s*+)?({_PART}):(?!:)(\*|{_PART})(?!\s*+\(|\s*+::)"
@@ -38,7 +38,7 @@ _CSS_QUALIFIED = re.compile(r"\"[^\"]*+\"|'[^']*+'|([A-Za-z_][\w\-]*+)\|(?=[A-Za
 
 
 def parse(text: str) -> Document:
-    """The tree of a document; one without a root where no element is found."""
+    """Parse a document; the tree has no root if no element is found."""
     text = _without_doctype(_FORBIDDEN.sub("", text).lstrip())
     text = _PASSIVE.sub(_active, text)
     try:
@@ -49,7 +49,7 @@ def parse(text: str) -> Document:
 
 
 def is_deep(document: Document) -> bool:
-    """Whether a document has elements nested deeper than trees may be."""
+    """Whether a document nests elements deeper than the tree allows."""
     inside: list[object] = []
     for element in document.iter_elements():
         above = element.parent
@@ -62,9 +62,9 @@ def is_deep(document: Document) -> bool:
 
 
 def xpath_of(query: str, node: Node, namespaces: Mapping[str, str] | None) -> str:
-    """An XPath expression with `dc:creator` as a test for an element of that name.
+    """Rewrite `dc:creator` in an XPath expression to a test for an element of that name.
 
-    A prefix counts as the page has it. One that `namespaces` binds stands for all that the page binds to the same."""
+    Prefixes are those of the page. A prefix in `namespaces` stands for all that the page binds to the same URI."""
     bound = _prefixes(node) if namespaces else {}
 
     def test(found: re.Match[str]) -> str:
@@ -79,7 +79,7 @@ def xpath_of(query: str, node: Node, namespaces: Mapping[str, str] | None) -> st
 
 
 def css_of(query: str) -> str:
-    """A CSS selector with `dc|creator` as the name that the tree has."""
+    """Rewrite `dc|creator` in a CSS selector to the name in the tree."""
     return _CSS_QUALIFIED.sub(lambda found: f"{found[1]}\\:" if found[1] else found[0], query)
 
 
@@ -90,7 +90,7 @@ def _test(prefix: str, local: str) -> str:
 
 
 def _prefixes(node: Node) -> dict[str, list[str]]:
-    """The prefixes of a document by what they are bound to; the empty one is that of names without a prefix."""
+    """Map namespaces to their prefixes in a document; the empty prefix is the default namespace."""
     found: dict[str, dict[str, None]] = {}
     document = node.xpath("/")
     for element in document[0].iter_elements() if isinstance(document, list) and isinstance(document[0], Node) else ():
@@ -108,7 +108,7 @@ def _parsed(text: str) -> Document:
 
 
 def empty() -> Document:
-    """A document without a root."""
+    """Return a document without a root."""
     document = turbohtml.parse("")
     if document.root is not None:
         document.root.extract()
@@ -116,7 +116,7 @@ def empty() -> Document:
 
 
 def _without_doctype(text: str) -> str:
-    """The document without its type, and so without any entity that it declares."""
+    """Remove the document type, and with it all entity declarations."""
     start = _DOCTYPE.search(text)
     if start is None:
         return text
@@ -126,14 +126,14 @@ def _without_doctype(text: str) -> str:
 
 
 def _active(found: re.Match[str]) -> str:
-    """The content of a CDATA section as text; a comment that no parser minds."""
+    """Return the content of a CDATA section as text; a comment becomes harmless."""
     if found[2] is not None:
         return html.escape(found[2], quote=False)
     return "" if "--" in found[1] or found[1].endswith("-") else f"<!--{found[1]}-->"
 
 
 def _repaired(text: str) -> str:
-    """A document that is well-formed, with all the elements and the text of this one."""
+    """Return a well-formed document with the elements and text of this one."""
     root = ""
     parts: list[str] = []
     inside: list[str] = []
@@ -159,9 +159,9 @@ def _repaired(text: str) -> str:
                 opened[name] += 1
         elif (name := token["end"]) is not None:
             if not opened[name] and inside and _local(name) == _local(inside[-1]):
-                # The end of the element at hand, but for its prefix.
+                # The end tag of the current element, apart from its prefix.
                 name = inside[-1]
-            # The root stays open for what may follow it.
+            # The root stays open for further content.
             while opened[name] and len(inside) > 1:
                 last = inside.pop()
                 opened[last] -= 1
@@ -192,7 +192,7 @@ def _attributes(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(text: str) -> str:
-    """Text in which each `&` begins a reference that XML knows."""
+    """Escape each `&` that does not start a reference known to XML."""
     return _REFERENCE.sub(_reference, text).replace("<", "&lt;").replace("]]>", "]]&gt;")
 
 
@@ -203,7 +203,7 @@ def _reference(found: re.Match[str]) -> str:
 
 
 def links(document: Document) -> list[str]:
-    """The references of a document that is no feed: those of XLink, and of the elements that are links in pages."""
+    """Return the references of an XML document that is not a feed: XLinks, and the link elements of HTML."""
     return [
         href
         for element in document.select(r"[href],[xlink\:href]")
