@@ -1,8 +1,8 @@
-"""A crawl inside an asyncio program, with a spider and its items.
+"""Crawl from an asyncio program, with a spider and its items.
 
     python examples/crawl_async.py [URL]
 
-Without a URL it crawls a simulated web that it starts itself.
+Without a URL, the script starts a simulated web and crawls it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Prices(Spider):
 
 
 async def total(url: str, **settings: Any) -> float:
-    """What everything on a site costs together."""
+    """The sum of all prices on a site."""
     found = 0.0
     async for page in gossamer.crawl(url, spider=Prices, **settings):
         found += sum(item["price"] for item in page.items)

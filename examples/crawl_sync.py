@@ -1,8 +1,8 @@
-"""A crawl from a plain script or a notebook: pages come out of a `for` loop, and leaving the loop stops the crawl.
+"""Crawl from a plain script or a notebook: iterate over pages in a `for` loop; leaving the loop stops the crawl.
 
     python examples/crawl_sync.py [URL]
 
-Without a URL it crawls a simulated web that it starts itself.
+Without a URL, the script starts a simulated web and crawls it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gossamer.testing.web import SimWeb
 
 
 def longest(url: str, **settings: Any) -> list[tuple[int, str]]:
-    """The pages of a site with the most text, of the first thirty."""
+    """The five pages with the most text, among the first thirty of a site."""
     pages = gossamer.crawl(url, max_pages=30, **settings)
     return sorted(((len(page.text), page.title) for page in pages), reverse=True)[:5]
 

@@ -1,8 +1,8 @@
-"""Middleware of one's own, around fetching and around parsing: it takes the next layer and returns a layer.
+"""Custom middleware around fetching and around parsing: a function that takes the next layer and returns a layer.
 
     gossamer crawl http://127.0.0.1:8000/ --spider examples/custom_middleware.py --allow-private
 
-The site of the example is the one of `gossamer simweb --port 8000`.
+Run `gossamer simweb --port 8000` in another terminal first: it serves the site of this example.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Parse = Callable[[Page], Awaitable[list[Any]]]
 
 
 def in_english(fetch: Fetch) -> Fetch:
-    """Asks every site for its English pages."""
+    """Request English pages from every site."""
 
     async def fetch_in_english(request: Request) -> Response:
         headers = {**(request.headers or {}), "accept-language": "en"}
@@ -29,7 +29,7 @@ def in_english(fetch: Fetch) -> Fetch:
 
 
 def with_source(parse: Parse) -> Parse:
-    """Gives every item the URL of its page."""
+    """Add the URL of the page to every item."""
 
     async def parse_with_source(page: Page) -> list[Any]:
         found = await parse(page)

@@ -1,8 +1,9 @@
-"""Items as dataclasses: a field that is missing or misspelt is found when the item is made, not when it is read.
+"""Items as dataclasses: a missing or misspelled field raises an error when the spider creates the item.
 
     gossamer crawl http://127.0.0.1:8000/ --spider examples/dataclass_items.py --allow-private
 
-An attrs class, a pydantic model or a msgspec Struct does as well.
+Attrs classes, pydantic models, and msgspec Structs work too. Run `gossamer simweb --port 8000` in another terminal
+first: it serves the site of this example.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Thing:
 
 
 class Things(Spider):
-    # An own parse says itself where to go on; this line leaves that to the engine: every link in scope.
+    # A spider with its own parse method follows only the links that it yields. This line follows every link in scope.
     follows_links = True
 
     def parse(self, page: Page) -> Iterator[Thing]:

@@ -1,8 +1,8 @@
-"""Two kinds of pages, two handlers: a request with `label="letter"` goes to `parse_letter`.
+"""One handler for each kind of page: a page that is requested with `label="letter"` goes to `parse_letter`.
 
     gossamer crawl http://127.0.0.1:8000/ --spider examples/labels.py --allow-private
 
-The site of the example is the one of `gossamer simweb --port 8000`.
+Run `gossamer simweb --port 8000` in another terminal first: it serves the site of this example.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gossamer import Page, Spider
 
 class Letters(Spider):
     def parse(self, page: Page) -> Iterator[Any]:
-        """Any page: letters first, the other pages after them."""
+        """Follow the links of any page: letters first, then the other pages."""
         yield from page.follow_all("a[href*='/letters/']", label="letter", priority=1, meta={"found_on": page.title})
         yield from page.follow_all("a:not([href*='/letters/'])")
 
     def parse_letter(self, page: Page) -> Iterator[Any]:
-        """A letter: an item, and the letters that it mentions."""
+        """Extract one item from a letter, and follow its links."""
         yield {
             "letter": page.css("h1::text").get(),
             "found_on": page.meta.get("found_on"),

@@ -1,8 +1,8 @@
-"""Things for sale and what they cost: one item per thing, and on to every page that the list links to.
+"""Extract product names and prices: one item per product. Follows every link of the list.
 
     gossamer crawl http://127.0.0.1:8000/ --spider examples/market.py --allow-private
 
-The site of the example is the one of `gossamer simweb --port 8000`.
+Run `gossamer simweb --port 8000` in another terminal first: it serves the site of this example.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A frontier in LMDB, an embedded key-value store: `gossamer crawl URL --frontier lmdb:FOLDER`.
 
-Gossamer's `EmbeddedFrontier` does the scheduling in memory: sites, lanes, leases, delays. This module is its journal.
-Each call that changes the frontier arrives as one `Change`, and is written as one LMDB transaction. LMDB syncs the
-file before a commit returns, so a change that was acknowledged survives `kill -9` and a power cut, and one that was
-not is absent as a whole. After a restart, `LmdbPast` reads everything back.
+Gossamer's `EmbeddedFrontier` schedules sites, lanes, leases, and delays in memory. This module is its journal: it
+writes each `Change` of the frontier as one LMDB transaction. LMDB syncs the file before a commit returns, so an
+acknowledged change survives `kill -9` and a power cut, and an unacknowledged change leaves no trace. After a restart,
+`LmdbPast` reads everything back.
 
-It keeps every visit: a crawl that revisits its pages for years needs a compaction, which this example lacks."""
+The journal stores every visit. A crawl that revisits its pages for years needs compaction, which this example lacks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FORMAT = 1
 FILE = "data.mdb"
 TABLES = ("meta", "marks", "sites", "notes", "urls", "keys", "outcomes", "lapses", "hints")
 MAP_BYTES = 1 << 40
-"""The largest size of the file, as address space; disk space is used only as it grows."""
+"""The maximum size of the file. It reserves address space; disk space is used only as the file grows."""
 Value = TypeVar("Value")
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class UrlRow(msgspec.Struct, array_like=True):
-    """One URL: the request, the number of its site, and that of the page that linked to it (0: a seed)."""
+    """One URL: the request, the number of its site, and the number of the page that linked to it (0 for a seed)."""
 
     request: Request
     site: int
@@ -50,7 +50,7 @@ class UrlRow(msgspec.Struct, array_like=True):
 
 
 class LmdbBackend(OwnedBackend):
-    """Jobs in a folder of their own below the address: `lmdb:/data` keeps the job `shop` in `/data/shop`."""
+    """Opens jobs, each in its own folder: `lmdb:/data` stores the job `shop` in `/data/shop`."""
 
     name = "lmdb"
     forms = ("lmdb:FOLDER",)
@@ -61,7 +61,7 @@ class LmdbBackend(OwnedBackend):
 
     async def open(self, url: str, job: str, *, clock: Clock) -> OwnedFrontier:
         if not (_folder(url, job) / FILE).exists():
-            raise JobMissing(f"there is no job {job} in {url}", hint="give a URL to start one")
+            raise JobMissing(f"there is no job {job} in {url}", hint="pass a URL to start a new job")
         return await self.create(url, job, self.settings(url, job) or Settings(), clock=clock)
 
     async def create(self, url: str, job: str, settings: Settings, *, clock: Clock) -> OwnedFrontier:
@@ -86,8 +86,8 @@ class LmdbBackend(OwnedBackend):
             return False
         lock = _own(folder)
         try:
-            # The data goes last: after an interruption the job is still listed, and can be removed again. The lock's
-            # file stays: without it, two processes could lock two files of the same name.
+            # Delete the data last: after an interruption the job is still listed, and can be removed again. Keep the
+            # lock file: without it, two processes could lock two files of the same name.
             for name in ("job.toml", "lock.mdb", FILE):
                 (folder / name).unlink(missing_ok=True)
         finally:
@@ -96,7 +96,7 @@ class LmdbBackend(OwnedBackend):
 
 
 class LmdbJournal:
-    """Writes each change in one transaction, in a thread that waits for the disk. Reads go to the mapped file."""
+    """Writes each change in one transaction, in a thread that waits for the disk. Reads use the memory-mapped file."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         self._folder = folder
@@ -109,13 +109,13 @@ class LmdbJournal:
                 self._put(txn, "meta", b"format", FORMAT)
                 self._put(txn, "meta", b"secret", secrets.token_bytes(16))
             found = self._get(txn, "meta", b"format", int)
-            # Tokens begin with the epoch: those of an earlier run are stale, however the run ended.
+            # Tokens begin with the epoch, so tokens of an earlier run are stale, even after a crash.
             self._put(txn, "meta", b"epoch", (self._get(txn, "meta", b"epoch", int) or 0) + 1)
             self._rows = self._get(txn, "meta", b"rows", int) or 0
         if found != FORMAT:
             self._thread.shutdown()
             self._env.close()
-            raise SchemaMismatch(f"{folder} has format {found}, and this version reads {FORMAT}")
+            raise SchemaMismatch(f"{folder} has format {found}, but this version reads format {FORMAT}")
 
     def past(self) -> Past:
         return LmdbPast(self)
@@ -127,7 +127,7 @@ class LmdbJournal:
         return rows
 
     def _write(self, change: Change, rows: range) -> None:
-        # Leaving the block commits and syncs; an exception in it undoes everything.
+        # Leaving the block commits and syncs; an exception in it rolls everything back.
         with _translated(self._folder), self._env.begin(write=True) as txn:
             for number, name in change.sites:
                 self._put(txn, "sites", _key(number), name)
@@ -135,7 +135,7 @@ class LmdbJournal:
                 self._put(txn, "urls", _key(number), UrlRow(request, site, parent))
                 self._put(txn, "keys", _key(request.key), number)
             for row, outcome in zip(rows, change.outcomes, strict=True):
-                # The visits of a URL are side by side, in the order of time.
+                # The visits of a URL are adjacent, in chronological order.
                 self._put(txn, "outcomes", _key(outcome.number) + _key(row), outcome)
                 txn.delete(_key(outcome.number), db=self._tables["hints"])
             for number, (hint, due_at) in change.hastened.items():
@@ -168,7 +168,7 @@ class LmdbJournal:
                 return None
             found = self._url(txn, number)
             visits = [visit for _, visit in self._scan(txn, "outcomes", OutcomeRow, prefix=_key(number))]
-            story = {
+            history = {
                 "number": number,
                 "url": found.request.url,
                 "site": found.request.site,
@@ -178,7 +178,7 @@ class LmdbJournal:
                 "attempts": [vars_of(visit) for visit in visits],
             }
             state = next((visit.state for visit in reversed(visits) if visit.state), None)
-            return story | ({"visit": state} if state else {})
+            return history | ({"visit": state} if state else {})
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -188,11 +188,11 @@ class LmdbJournal:
     def _url(self, txn: lmdb.Transaction, number: int) -> UrlRow:
         found = self._get(txn, "urls", _key(number), UrlRow)
         if found is None:
-            raise SchemaMismatch(f"{self._folder}: the URL of number {number} is missing")
+            raise SchemaMismatch(f"{self._folder}: URL number {number} is missing")
         return found
 
     def _referrer(self, txn: lmdb.Transaction, found: UrlRow) -> str:
-        """What the request says itself, or else the page on which its link was found."""
+        """The referrer of the request, or else the page on which its link was found."""
         if found.request.referrer or not found.parent:
             return found.request.referrer
         return self._url(txn, found.parent).request.url
@@ -207,7 +207,7 @@ class LmdbJournal:
     def _scan(
         self, txn: lmdb.Transaction, table: str, kind: type[Value], prefix: bytes = b""
     ) -> Iterator[tuple[bytes, Value]]:
-        """The entries of a table whose keys begin so, in the order of the keys."""
+        """The entries of a table whose keys start with `prefix`, in key order."""
         decode = msgspec.msgpack.Decoder(kind).decode
         cursor = txn.cursor(db=self._tables[table])
         if not cursor.set_range(prefix):
@@ -218,18 +218,18 @@ class LmdbJournal:
             yield key, decode(value)
 
     def all(self, table: str, kind: type[Value]) -> Iterator[tuple[bytes, Value]]:
-        """A whole table, in the order of its keys."""
+        """All entries of a table, in key order."""
         with _translated(self._folder), self._env.begin() as txn:
             yield from self._scan(txn, table, kind)
 
     def meta(self, name: str, kind: type[Value]) -> Value | None:
-        """One of the values that a job has once."""
+        """A value that a job has once, such as its secret."""
         with _translated(self._folder), self._env.begin() as txn:
             return self._get(txn, "meta", name.encode(), kind)
 
 
 class LmdbPast(Past):
-    """What the file had when it was opened; `EmbeddedFrontier` builds its schedule from it."""
+    """The contents of the file at the start; `EmbeddedFrontier` builds its schedule from them."""
 
     def __init__(self, journal: LmdbJournal) -> None:
         self._all = journal.all
@@ -246,7 +246,7 @@ class LmdbPast(Past):
             yield _number(key), name, notes.get(key)
 
     def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
-        # By URL, and of each URL in the order of time, which is the order that counts.
+        # By URL, and for each URL in chronological order, which is the order that matters.
         for key, row in self._all("outcomes", OutcomeRow):
             yield _number(key[8:]), row.number, row.status, row.again_at, row.state is not None
 
@@ -257,7 +257,7 @@ class LmdbPast(Past):
 
 
 def _key(number: int) -> bytes:
-    """A number whose bytes sort as the number does."""
+    """The number as bytes that sort in numerical order."""
     return number.to_bytes(8, "big")
 
 
@@ -268,31 +268,33 @@ def _number(key: bytes) -> int:
 def _folder(url: str, job: str) -> Path:
     place = url.partition(":")[2]
     if not place:
-        raise ConfigError("lmdb: names no folder", hint="write lmdb:/path/to/a/folder")
+        raise ConfigError("lmdb: the URL contains no folder", hint="write lmdb:/path/to/a/folder")
     return Path(place) / job
 
 
 def _own(folder: Path) -> int:
-    """Lock the job for this process; the lock ends with the process, however it ends."""
+    """Lock the job for this process. The lock ends with the process, even after a crash."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise Held(f"{folder} is in use by another process", hint="wait for it, or stop it") from None
+        raise Held(f"{folder} is in use by another process", hint="wait for that process to end, or stop it") from None
     return lock
 
 
 @contextmanager
 def _translated(folder: Path) -> Iterator[None]:
-    """Raise the errors that the engine knows: after `Unavailable` it waits and tries again, others stop the job."""
+    """Translate errors for the engine: after `Unavailable` it waits and tries again; other errors stop the job."""
     try:
         yield
     except (lmdb.DiskError, lmdb.MapFullError, OSError) as error:
-        raise Unavailable(f"{folder}: {error}", hint="the crawl waits and tries again; free some disk space") from error
+        raise Unavailable(f"{folder}: {error}", hint="free some disk space; the crawl waits and tries again") from error
     except (lmdb.Error, msgspec.DecodeError) as error:
-        raise SchemaMismatch(f"{folder}: {error}", hint="the files were left as they are") from error
+        raise SchemaMismatch(
+            f"{folder}: {error}", hint="the files are unchanged; start a new job with --job NAME"
+        ) from error
 
 
 LMDB = LmdbBackend()

@@ -1,4 +1,4 @@
-"""The suite that Gossamer's own frontiers pass: `pip install . pytest && pytest`."""
+"""Run the conformance suite of Gossamer's frontiers: `pip install . pytest && pytest`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ URL = "lmdb:{folder}"
 
 class TestLmdb(FrontierSuite):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        # By its address, as commands find it: the package has to be installed.
+        # By its URL, as the commands open it: the package must be installed.
         return owned(owned_backend(URL), settings, url=URL)

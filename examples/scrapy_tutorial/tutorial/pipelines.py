@@ -1,4 +1,4 @@
-"""A pipeline that drops what has no author."""
+"""A pipeline that drops items without an author."""
 
 from scrapy.exceptions import DropItem
 
@@ -6,5 +6,5 @@ from scrapy.exceptions import DropItem
 class WithAuthor:
     def process_item(self, item):
         if not item.get("author"):
-            raise DropItem("nobody said that")
+            raise DropItem("missing author")
         return item

@@ -1,4 +1,4 @@
-"""The project as `scrapy startproject` leaves it, in short: nothing of Gossamer is in it."""
+"""Settings as `scrapy startproject` creates them, shortened. The project contains no Gossamer settings."""
 
 BOT_NAME = "tutorial"
 SPIDER_MODULES = ["tutorial.spiders"]

@@ -1,4 +1,4 @@
-"""A spider in the manner of Scrapy's tutorial: list pages with sayings, a next link, and pages about their authors."""
+"""A spider like that of Scrapy's tutorial: list pages with quotes, a next link, and pages about the authors."""
 
 import scrapy
 
