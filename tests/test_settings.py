@@ -39,7 +39,7 @@ def test_nothing_said_gives_the_defaults() -> None:
         ({"dealy": 1}, "dealy", "did you mean delay?"),
         ({"max_page": 1}, "max_page", "did you mean max_pages?"),
         ({"concurency": 1}, "concurency", "did you mean concurrency?"),
-        ({"qqqq": 1}, "qqqq", "see docs/reference/settings.md for the names"),
+        ({"qqqq": 1}, "qqqq", "docs/reference/settings.md lists all settings"),
         ({"sites": {"x.org": {"dely": 1}}}, "dely", ""),
     ],
 )
@@ -209,6 +209,6 @@ def test_a_site_has_its_own_settings_or_the_jobs() -> None:
 
 
 def test_a_recrawl_that_cannot_be_is_refused_with_what_can() -> None:
-    with pytest.raises(ConfigError, match="recrawl is 'sometimes'") as refused:
+    with pytest.raises(ConfigError, match="invalid value 'sometimes' for recrawl") as refused:
         build({"recrawl": "sometimes"})
     assert "budget=5000/d" in refused.value.hint

@@ -1,4 +1,4 @@
-"""Gossamer: a web crawler that grows from a laptop to a fleet."""
+"""Gossamer: a web crawler that scales from a laptop to a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gossamer.model import Request, Response, secret
     from gossamer.settings import Settings
 
-# Loaded on first use: every worker, parser and web server imports this package, and few of them need all of it.
+# Loaded on first use: workers, parser processes, and the service import this package and need only parts of it.
 _HOMES = {
     "AsyncJobHandle": "api",
     "ConfigError": "errors",

@@ -1,10 +1,10 @@
-"""`python -m gossamer`, and what the command `gossamer` starts with."""
+"""Entry point of `python -m gossamer` and of the command `gossamer`."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it is being loaded is Ctrl-C, and not an error to be shown."""
+    """Run the command line. Ctrl-C while it is being loaded exits with 130, without a traceback."""
     try:
         from gossamer.cli import main as run
     except KeyboardInterrupt:

@@ -1,52 +1,52 @@
 """Every error that Gossamer raises, in one tree.
 
 GossamerError
-  ConfigError          a wrong setting, an unknown backend, a missing extra; the command line exits with 2
+  ConfigError          invalid setting, unknown backend, or missing extra; the command line exits with 2
   FetchError           a page could not be fetched
-    TransientError     worth another try
-      TimedOut         a stage, or the whole fetch, took too long
-      ConnectFailed    refused, reset, unreachable
-      NameUnresolved   DNS did not answer (again later)
-      ProtocolBroken   the answer was cut off or was not HTTP
-      OutOfMemory      this machine had none left for the answer
-      ProxyFailed      the proxy's fault: nothing is charged to the site or the page
-      RenderFailed     the browser did not come to an end with the page
-    FinalError         another try would end the same
-      NameUnknown      DNS says that there is no such name
-      TlsRefused       certificate or handshake
-        BadCertificate the server could not prove who it is
-      TooLarge         body, decoded body or headers over their limit
-      BadEncoding      a Content-Encoding that does not decode
+    TransientError     retried
+      TimedOut         a stage, or the whole fetch, exceeded its time limit
+      ConnectFailed    connection refused, reset, or unreachable
+      NameUnresolved   DNS lookup failed temporarily
+      ProtocolBroken   the response was truncated or was not valid HTTP
+      OutOfMemory      this machine ran out of memory while reading the response
+      ProxyFailed      the proxy failed; does not count against the site or the page
+      RenderFailed     the browser crashed on the page or did not finish it
+    FinalError         not retried
+      NameUnknown      the host name does not exist (NXDOMAIN)
+      TlsRefused       TLS certificate or handshake failure
+        BadCertificate the server's certificate is invalid
+      TooLarge         body, decoded body, or headers exceed their limit
+      BadEncoding      the body does not decode by its Content-Encoding
       Forbidden        the address guard refused to connect
-      Disallowed       robots.txt says no
-      TooManyRedirects a chain of more than ten hops, or a loop
-      MiddlewareFailed the user's own middleware raised; the original is the cause
-  ExtractError         the spider raised; the original is the cause
-    TooCostly          parsing the page, or its handler, passed a limit of time or items
-  FrontierError        the frontier is not usable
-    Unavailable        for now: retried with back-off
-      Leaving          a shard may move; whoever tries again puts its links into an outbox
-    SchemaMismatch     written by another version, or not ours at all
-    Held               another process owns it
-    JobMissing         the job that a worker was told to join is not there
+      Disallowed       robots.txt disallows the URL
+      TooManyRedirects a chain of more than ten redirects, or a loop
+      MiddlewareFailed your own middleware raised; the original error is the cause
+  ExtractError         the spider raised; the original error is the cause
+    TooCostly          parsing the page, or its handler, exceeded a limit of time or items
+  FrontierError        the frontier cannot be used
+    Unavailable        temporarily; retried with back-off
+      Leaving          the shard is being moved; a retry puts the links into an outbox
+    SchemaMismatch     written by another version of Gossamer, or by another program
+    Held               another process owns the frontier
+    JobMissing         the job does not exist
     OwnerGone          the process that owns the job has ended
-    JobStopped         the job is not in a state for that: nobody works on it, or it has ended
-    JobRunning         somebody works on the job, and what was asked needs it at rest
-  SinkError            output could not be stored; stops the job, because losing data silently is worse
-    SinkFull           no space, or no answer from its server: the crawl waits until there is
-  ArchiveError         what was stored cannot be read: it is not there, cut off, or not what it should be
-    NotKept            no sink of the job keeps what is asked for (also a ConfigError)
-  WorkersDie           worker processes die again and again
+    JobStopped         the operation needs a running job, and this one is stopped or finished
+    JobRunning         the operation needs a stopped job, and this one has live workers
+  SinkError            output could not be stored; stops the job to avoid losing data silently
+    SinkFull           out of disk space, or the server does not respond; the crawl waits
+  ArchiveError         stored data cannot be read: missing, truncated, or corrupt
+    NotKept            no sink of the job stores the requested data (also a ConfigError)
+  WorkersDie           worker processes crash repeatedly
 """
 
 from __future__ import annotations
 
-UNREACHED = "is the server up, and is this its address?"
-"""The hint where a store cannot be connected to."""
+UNREACHED = "check that the server is running and that the address is right"
+"""Hint for a server that cannot be reached."""
 
 
 class GossamerError(Exception):
-    """What every error of ours is; `hint` says what to do about it."""
+    """Base class of all errors; `hint` names the command or setting that fixes the problem."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -54,31 +54,32 @@ class GossamerError(Exception):
 
 
 class ConfigError(GossamerError):
-    """A wrong setting, an unknown backend or a missing extra."""
+    """An invalid setting, an unknown backend, or a missing extra."""
 
 
 class FetchError(GossamerError):
-    """A page could not be fetched; `kind` is the word for it in records and counters."""
+    """A page could not be fetched; `kind` is the error's name in records and metrics."""
 
     kind = "error"
 
 
 class TransientError(FetchError):
-    """A failure that another try may cure."""
+    """A failure that is retried."""
 
     kind = "transient"
 
 
 class TimedOut(TransientError):
-    """A stage of the fetch, or the whole of it, took too long."""
+    """A stage of the fetch, or the whole fetch, exceeded its time limit."""
 
     kind = "timeout"
 
 
 class ConnectFailed(TransientError):
-    """No connection: refused, reset or unreachable.
+    """The connection was refused, reset, or unreachable.
 
-    It `was_open` if it ended before the answer, and `was_kept` if it may be one that the server had let go before."""
+    `was_open`: the connection ended before the response. `was_kept`: it was a kept-alive connection that the server may
+    have closed before the request."""
 
     kind = "connect"
 
@@ -89,25 +90,25 @@ class ConnectFailed(TransientError):
 
 
 class NameUnresolved(TransientError):
-    """The name servers did not answer, or said SERVFAIL."""
+    """The DNS servers did not respond, or returned SERVFAIL."""
 
     kind = "dns"
 
 
 class ProtocolBroken(TransientError):
-    """The answer was cut off, or was not HTTP."""
+    """The response was truncated, or was not valid HTTP."""
 
     kind = "protocol"
 
 
 class OutOfMemory(TransientError):
-    """This machine had no memory left for the answer."""
+    """This machine ran out of memory while reading the response."""
 
     kind = "memory"
 
 
 class ProxyFailed(TransientError):
-    """The proxy cannot be reached or does not let us in; after `wait_seconds` it may be worth another try."""
+    """The proxy cannot be reached or rejects the credentials; it is used again after `wait_seconds`."""
 
     kind = "proxy"
 
@@ -117,65 +118,65 @@ class ProxyFailed(TransientError):
 
 
 class RenderFailed(TransientError):
-    """The browser crashed on the page, or its scripts did not end."""
+    """The browser crashed on the page, or the page's scripts did not finish."""
 
     kind = "render"
 
 
 class FinalError(FetchError):
-    """A failure that another try would repeat."""
+    """A failure that is not retried."""
 
     kind = "final"
 
 
 class NameUnknown(FinalError):
-    """DNS says that the name does not exist."""
+    """The host name does not exist (NXDOMAIN)."""
 
     kind = "nxdomain"
 
 
 class TlsRefused(FinalError):
-    """The certificate or the handshake was not acceptable."""
+    """The TLS certificate was not trusted, or the handshake failed."""
 
     kind = "tls"
 
 
 class BadCertificate(TlsRefused):
-    """The server's certificate does not prove who it is."""
+    """The server's certificate is invalid."""
 
 
 class TooLarge(FinalError):
-    """The body, the decoded body or the headers passed their limit."""
+    """The body, the decoded body, or the headers exceed their limit."""
 
     kind = "too-large"
 
 
 class BadEncoding(FinalError):
-    """The body does not decode by its own Content-Encoding."""
+    """The body does not decode by its Content-Encoding."""
 
     kind = "encoding"
 
 
 class Forbidden(FinalError):
-    """The address guard refused the address, the scheme or the port."""
+    """The address guard refused the address, the scheme, or the port."""
 
     kind = "forbidden"
 
 
 class Disallowed(FinalError):
-    """robots.txt does not allow this URL."""
+    """robots.txt disallows this URL."""
 
     kind = "robots"
 
 
 class TooManyRedirects(FinalError):
-    """A redirect chain of more than ten hops, or one that bites its tail."""
+    """A chain of more than ten redirects, or a redirect loop."""
 
     kind = "redirects"
 
 
 class MiddlewareFailed(FinalError):
-    """Middleware of the user's raised something; the original error is in `__cause__`."""
+    """Your own middleware raised; the original error is in `__cause__`."""
 
     kind = "middleware"
 
@@ -187,7 +188,7 @@ class ExtractError(GossamerError):
 
 
 class TooCostly(ExtractError):
-    """Parsing a page, or the spider's handler, took more time or gave more items than it may; not tried again."""
+    """Parsing a page, or the spider's handler, exceeded a limit of time or items; not retried."""
 
     kind = "too-costly"
 
@@ -197,15 +198,15 @@ class FrontierError(GossamerError):
 
 
 class Unavailable(FrontierError):
-    """The frontier does not answer for now."""
+    """The frontier does not respond at the moment; the operation is retried."""
 
 
 class Leaving(Unavailable):
-    """A shard may move to another server: links for others on its present server have to be in its outbox."""
+    """The shard is being moved to another server. A retry puts links for other shards into its outbox."""
 
 
 class SchemaMismatch(FrontierError):
-    """The frontier was written by another version, or by something else."""
+    """The frontier was written by another version of Gossamer, or by another program."""
 
 
 class Held(FrontierError):
@@ -213,7 +214,7 @@ class Held(FrontierError):
 
 
 class JobMissing(FrontierError):
-    """There is no such job."""
+    """The job does not exist."""
 
 
 class OwnerGone(FrontierError):
@@ -221,11 +222,11 @@ class OwnerGone(FrontierError):
 
 
 class JobStopped(FrontierError):
-    """The job is not in a state for what was asked: nobody works on it, or it has ended."""
+    """The operation needs a running job, and this one is stopped or finished."""
 
 
 class JobRunning(FrontierError):
-    """Somebody works on the job, and what was asked needs it at rest."""
+    """The operation needs a stopped job, and this one has live workers."""
 
 
 class SinkError(GossamerError):
@@ -233,56 +234,57 @@ class SinkError(GossamerError):
 
 
 class SinkFull(SinkError):
-    """Output cannot be stored at the moment: there is no space, or its server does not answer."""
+    """Output cannot be stored at the moment: out of disk space, or the server does not respond."""
 
 
 class ArchiveError(GossamerError):
-    """What was stored cannot be read: it is not there, cut off, or not what it should be."""
+    """Stored data cannot be read: it is missing, truncated, or corrupt."""
 
     def __init__(self, message: str, *, hint: str = "", offset: int = -1) -> None:
         super().__init__(message, hint=hint)
         self.offset = offset
-        """Where in its file the record begins that is broken; -1 if it is something else that is wrong."""
+        """Offset of the corrupt record in its file; -1 if the error is not about a record."""
 
 
 class NotKept(ArchiveError, ConfigError):
-    """What is asked for is kept by no sink of the job."""
+    """No sink of the job stores the requested data."""
 
 
 class WorkersDie(GossamerError):
-    """Workers die again and again."""
+    """Worker processes crash repeatedly."""
 
 
 _ADVICE = {
-    "timeout": "the site answers slowly: raise --fetch-seconds or --connect-seconds, or try later",
-    "connect": "nothing answers there: check host and port, and whether this machine reaches the network",
-    "dns": "the name servers do not answer: check this machine's network",
-    "nxdomain": "there is no such host: check the spelling",
-    "protocol": "the server does not speak proper HTTP there: check scheme and port",
+    "timeout": "the site responds slowly: raise --fetch-seconds or --connect-seconds, or try later",
+    "connect": "the connection failed: check host and port, and this machine's network",
+    "dns": "the DNS servers do not respond: check this machine's network, or set --nameservers",
+    "nxdomain": "the host name does not exist: check the spelling",
+    "protocol": "the server does not send valid HTTP: check scheme and port",
     "memory": "this machine has too little memory: lower --concurrency or --max-body-bytes",
-    "tls": "the certificate is not trusted: name its authority with --ca-file, or --bad-tls record marks such pages; "
-    "a server that asks for one of yours needs --client-cert",
-    "proxy": "the proxy does not let anything through: check its address, its credentials and that it runs",
-    "render": "the browser did not come to an end with the page: raise --fetch-seconds, or use --downloader async",
-    "too-large": "raise --max-body-bytes or --max-decoded-bytes; of files that a spider asks for, --max-file-bytes",
-    "forbidden": "the address guard refuses it, and the error tells why: --allow-private permits addresses that are "
+    "tls": "the TLS certificate is not trusted: add its authority with --ca-file, or store pages despite it with "
+    "--bad-tls record; if the server requests a client certificate, set --client-cert",
+    "proxy": "the proxy failed: check its address and credentials, and that it is running",
+    "render": "the browser did not finish the page: raise --fetch-seconds, or use --downloader async",
+    "too-large": "the response is too large: raise --max-body-bytes or --max-decoded-bytes, or --max-file-bytes for "
+    "requests labeled `file`",
+    "forbidden": "the address guard refused it; the error has the reason: --allow-private permits addresses that are "
     "not public",
-    "robots": "robots.txt does not allow it: --no-robots is for sites of your own",
-    "robots-unreachable": "robots.txt could not be had, so nothing may be fetched: try later; "
-    "--no-robots is for sites of your own",
-    "redirects": "the page redirects in a circle: some sites want --cookies for it to end",
-    "spider": "the spider raised: `gossamer shell URL --spider FILE` shows why",
-    "too-costly": "the page, or the spider's handler, took too long: the error names the limit; --parse-seconds, "
-    "--handler-seconds and --handler-items raise them",
-    "http-401": "the site wants a login: --header 'Authorization=...' or --header 'Cookie=...'",
-    "http-403": "the site refuses this crawler: a --user-agent with a contact may help, or ask the owner",
-    "http-429": "the site finds this too fast: raise --delay",
-    "http-503": "the site is overloaded, or finds this too fast: raise --delay",
+    "robots": "robots.txt disallows it: use --no-robots only for your own sites",
+    "robots-unreachable": "robots.txt could not be fetched, so no page may be: try later; "
+    "use --no-robots only for your own sites",
+    "redirects": "the page redirects in a loop: --cookies helps with some sites",
+    "spider": "the spider raised an exception: debug it with `gossamer shell URL --spider FILE`",
+    "too-costly": "the page, or the spider's handler, exceeded a limit that the error names: raise --parse-seconds, "
+    "--handler-seconds, or --handler-items",
+    "http-401": "the site requires a login: --header 'Authorization=...' or --header 'Cookie=...'",
+    "http-403": "the site refuses this crawler: put a contact into --user-agent, or ask the owner of the site",
+    "http-429": "the site limits the request rate: raise --delay",
+    "http-503": "the site is overloaded or limits the request rate: raise --delay",
 }
 
 
 def advice_for_kind(kind: str) -> str:
-    """What may help against a kind of failure; empty where nothing general does."""
+    """Advice for a kind of failure; empty if there is none."""
     return _ADVICE.get(kind, "")
 
 

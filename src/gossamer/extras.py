@@ -1,4 +1,4 @@
-"""The optional extras: the packages that each needs, and the error where one of them is missing or broken."""
+"""Optional extras: the packages that each needs, and the error for one that is missing or broken."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ MODULES = {
     "telemetry": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
     "warc": ("isal.isal_zlib",),
 }
-"""Extra -> the modules that Gossamer imports of its packages."""
+"""Extra -> the modules that Gossamer imports from its packages."""
 
 
 def unusable(extra: str, what: str, error: ImportError) -> ConfigError:
-    """The error for a feature whose extra cannot be imported: not installed, or installed and broken."""
+    """The error for a feature whose extra is not installed, or cannot be imported."""
     packages, install = " and ".join(sorted(_packages(extra))), f"pip install 'gossamer[{extra}]'"
     if is_missing(extra, error):
         return ConfigError(f"{what} needs {packages}: not installed", hint=install)
-    says = f"{what} needs {packages}, which cannot be imported: {' '.join(str(error).split())}"
-    return ConfigError(says, hint=f"{install} --upgrade --force-reinstall")
+    message = f"{what} needs {packages}, which cannot be imported: {' '.join(str(error).split())}"
+    return ConfigError(message, hint=f"{install} --upgrade --force-reinstall")
 
 
 def is_missing(extra: str, error: ImportError) -> bool:
-    """Whether a package of the extra is not installed, rather than broken or without something that it needs itself."""
+    """Whether a package of the extra is not installed; False if it is broken or lacks a dependency."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _packages(extra)
 
 
 def fault(extra: str) -> ImportError | None:
-    """Why this extra cannot be imported; None if it can."""
+    """The error on importing this extra; None if it can be imported."""
     try:
         for module in MODULES[extra]:
             import_module(module)

@@ -1,7 +1,7 @@
-"""The folder of a job: where it is, what its files are called, and the settings kept in job.toml.
+"""A job's folder: its path, its file names, and the settings stored in job.toml.
 
-The standard library reads TOML but does not write it. Ten lines here write flat settings, so that the core needs no
-package for that."""
+The standard library reads TOML but does not write it. Settings are flat, so ten lines here write them without another
+dependency."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from gossamer.settings import Settings
 log = logging.getLogger("gossamer.job")
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
 ADDRESS = "frontier.url"
-"""Names the frontier of a job whose queue is in the store of another package, and not in the folder."""
+"""File with the address of a frontier that is not in the folder, but in the backend of another package."""
 OWNER = "owner"
 """The name of the worker in the process that owns a job."""
 
 
 def folder_of(name: str, seeds: Sequence[str]) -> Path:
-    """Where a job lives: a path as it is, a plain name under `crawls/`, and without either the first seed's host."""
+    """The folder of a job: a path as it is, a plain name under `crawls/`; by default the host of the first seed."""
     if name:
         path = Path(name)
         return path if "/" in name or path.is_dir() else Path("crawls") / name
     if not seeds:
-        raise ConfigError("which job?", hint="name it; gossamer status lists those that there are")
+        raise ConfigError("no job given", hint="name a job; `gossamer status` lists them")
     return Path("crawls") / re.sub(r"[^A-Za-z0-9._-]+", "_", urls.host_port(seeds[0]))
 
 
 def read_seeds(given: Sequence[str]) -> list[str]:
-    """Seeds as normal URLs; https:// is taken for granted, and anything else wrong is a ConfigError."""
+    """Normalize seed URLs; a missing scheme becomes https://, and an invalid URL raises ConfigError."""
     seeds = []
     for text in given:
         text = text.strip()
@@ -48,7 +48,7 @@ def read_seeds(given: Sequence[str]) -> list[str]:
         url = urls.normal(text if "://" in text else f"https://{text}")
         if url is None:
             raise ConfigError(
-                f"{masked_address(text)!r} is not a URL that can be crawled",
+                f"{masked_address(text)!r} is not a valid seed URL",
                 hint="a seed looks like https://example.com/ (http or https, without user name or password)",
             )
         seeds.append(url)
@@ -56,28 +56,28 @@ def read_seeds(given: Sequence[str]) -> list[str]:
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:
-    """What job.toml in the folder says; nothing if the job is new."""
+    """The settings in the folder's job.toml; empty if the job is new."""
     path = folder / SETTINGS
     if not path.is_file():
         return {}
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="mend the file, or start a new job with --job NAME") from None
+        raise ConfigError(f"{path}: {error}", hint="fix the TOML syntax, or start a new job with --job NAME") from None
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a job of this machine lives in the folder: its frontier is there, or the address of it."""
+    """Whether the folder contains a job: its frontier, or the address of its frontier."""
     return (folder / FRONTIER).exists() or (folder / ADDRESS).exists()
 
 
 def job_folders(place: Path) -> list[Path]:
-    """The folders of jobs in a folder."""
+    """The job folders in a folder."""
     return sorted({path.parent for name in (FRONTIER, ADDRESS) for path in place.glob(f"*/{name}")})
 
 
 def stored_address(folder: Path) -> str:
-    """The address of the job's frontier, where that is not in the folder; else empty."""
+    """The address of the job's frontier; empty if the frontier is in the folder."""
     if (folder / FRONTIER).exists():
         return ""
     try:
@@ -85,42 +85,42 @@ def stored_address(folder: Path) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{folder / ADDRESS}: {error}", hint="write the frontier's address into it") from None
+        raise ConfigError(f"{folder / ADDRESS}: {error}", hint="write the frontier's address into this file") from None
 
 
 def save_address(folder: Path, url: str) -> None:
-    """Write down where the job's frontier is, whole or not at all. The file's time is that of the last run."""
+    """Store the address of the job's frontier, atomically. The file's modification time is that of the last run."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{ADDRESS}.new"
     temporary.unlink(missing_ok=True)
-    # An address may have a password, which is for nobody else on this machine.
+    # An address may contain a password: no other user of this machine may read it.
     temporary.touch(0o600)
     temporary.write_text(f"{url}\n", "utf-8")
     temporary.replace(folder / ADDRESS)
 
 
 def save_settings(folder: Path, settings: Settings) -> None:
-    """Write job.toml, whole or not at all."""
+    """Write job.toml atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = ["# Settings of this crawl. What is changed here counts from the next run on.\n"]
-    # All of them: a default that was asked for must not give way to a settings file when the job is gone on with.
+    lines = ["# Settings of this crawl. Changes take effect with the next run.\n"]
+    # All settings: an explicit default must not be overridden by a settings file when the job is resumed.
     values = {name: value for name, value in msgspec.to_builtins(settings).items() if value is not None}
-    # A time limit is for one run; the next one has its own.
+    # A time limit applies to one run.
     values.pop("max_seconds", None)
     lines += [f"{name} = {_toml(value)}\n" for name, value in values.items()]
     temporary = folder / f"{SETTINGS}.new"
     temporary.unlink(missing_ok=True)
-    # Passwords in it are for nobody else on this machine.
+    # It may contain passwords, which no other user of this machine may read.
     temporary.touch(0o600 if _has_secrets(settings) else 0o666)
     temporary.write_text("".join(lines), "utf-8")
     temporary.replace(folder / SETTINGS)
 
 
 def _has_secrets(settings: Settings) -> bool:
-    """Whether the settings are for nobody else to read; who writes a password into them is told."""
+    """Whether the settings contain secrets; logs a warning for credentials that are written out."""
     sets = header_sets(settings)
     if named := sorted({name for some in sets for name, value in some.items() if has_credentials(((name, value),))}):
-        log.warning("%s: written out, it is kept with the job's settings; ${NAME} is not", ", ".join(named))
+        log.warning("%s: stored in plain text with the job's settings; use ${NAME} instead", ", ".join(named))
     return has_secrets(settings)
 
 
@@ -131,5 +131,5 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value)
-    # JSON's strings, whole numbers and booleans are TOML's, but for the control character that JSON leaves as it is.
+    # Strings, integers, and booleans have the same form in JSON and TOML, except for the control character DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""Logs: one line an event, as text, key=value or JSON, levels per room, secrets masked, and never a reason to fail."""
+"""Logging: one line per event as text, key=value, or JSON; a level per package; masked secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.redact import masked
 
 FORMATS = ("text", "kv", "json")
 VARIABLES = {"format": "GOSSAMER_LOG_FORMAT", "file": "GOSSAMER_LOG_FILE", "level": "GOSSAMER_LOG_LEVEL"}
-"""What the options of the command line are called in the environment, by which worker processes get them too."""
+"""Environment variables of the logging options; worker processes inherit them."""
 _LEVELS = ("debug", "info", "warning", "error")
 _SPACES = dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " ")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -24,22 +24,23 @@ _MOST = 8000
 
 
 def plain(text: str, limit: int = 2000) -> str:
-    """Text from anywhere as one line that a terminal shows and does not obey: what cannot be printed is escaped.
+    """Untrusted text as one line that is safe to print: characters that are not printable are escaped.
 
-    That covers control characters, escape sequences, line and paragraph ends, and signs that turn the direction."""
+    That covers control characters, terminal escape sequences, line and paragraph separators, and marks that change the
+    text direction."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text.translate(_SPACES))
+    return "".join(char if char.isprintable() else _escaped(char) for char in text.translate(_SPACES))
 
 
-def _escaped(sign: str) -> str:
-    return sign.encode("unicode_escape").decode("ascii")
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
 
 
 class LogFormatter(logging.Formatter):
-    """One record as one line, whatever text from the network is in it."""
+    """Formats a record as one line; text from the network is escaped and secrets are masked."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -51,8 +52,8 @@ class LogFormatter(logging.Formatter):
             message = f"{message}: {self.formatException(record.exc_info)}"
         message = message[: 2 * _MOST]
         if self._form == "text":
-            told = "".join(f" {name}={value}" for name, value in _extras(record).items())
-            return plain(masked(f"{record.levelname} {record.name}: {message}{told}"), _MOST)
+            extras = "".join(f" {name}={value}" for name, value in _extras(record).items())
+            return plain(masked(f"{record.levelname} {record.name}: {message}{extras}"), _MOST)
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -81,7 +82,7 @@ def _quoted(text: str) -> str:
 
 
 def start(*, quiet: bool = False, environment: Mapping[str, str] = os.environ) -> None:
-    """Have the process log as its environment says; without a word of it, warnings go to stderr as text."""
+    """Configure logging from the environment; by default, warnings go to stderr as text."""
     form = environment.get(VARIABLES["format"]) or "text"
     check(form, environment.get(VARIABLES["level"], ""))
     path = environment.get(VARIABLES["file"])
@@ -90,33 +91,34 @@ def start(*, quiet: bool = False, environment: Mapping[str, str] = os.environ) -
     logging.basicConfig(handlers=[handler], level=logging.ERROR if quiet and not path else logging.WARNING, force=True)
     for room, level in _levels(environment.get(VARIABLES["level"], "")).items():
         logging.getLogger(f"gossamer.{room}" if room else "gossamer").setLevel(level.upper())
-    # A full disk or a reader that has left costs lines of the log, never the crawl.
+    # A full disk or a closed pipe loses log lines, but does not stop the crawl.
     logging.raiseExceptions = False
 
 
 def _to_file(path: str) -> logging.Handler:
-    """A file that was moved away by a rotation is opened anew under its name."""
+    """A handler that reopens its file after a log rotation."""
     from logging.handlers import WatchedFileHandler
 
     try:
         return WatchedFileHandler(path, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--log-file {path}: {error.strerror}", hint="name a file that can be written") from None
+        raise ConfigError(f"--log-file {path}: {error.strerror}", hint="choose a writable path") from None
 
 
 def check(form: str, levels: str) -> None:
-    """Refuse what is no format, or no list of levels."""
+    """Raise ConfigError for an unknown format or an invalid list of levels."""
     if form not in FORMATS:
-        raise ConfigError(f"--log-format {form}: no such format", hint=f"there are {', '.join(FORMATS)}")
+        raise ConfigError(f"--log-format {form}: unknown format", hint=f"use one of {', '.join(FORMATS)}")
     for level in _levels(levels).values():
         if level not in _LEVELS:
             raise ConfigError(
-                f"--log-level {level}: no such level", hint="as in --log-level info, or --log-level warning,fetch=info"
+                f"--log-level {level}: unknown level",
+                hint="for example: --log-level info, --log-level warning,fetch=info",
             )
 
 
 def _levels(text: str) -> dict[str, str]:
-    """`warning,fetch=info` as room -> level; the empty room is all of them."""
+    """Parse `warning,fetch=info` into package -> level; the empty name stands for all packages."""
     found: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         room, equals, level = part.rpartition("=")

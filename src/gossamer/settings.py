@@ -18,14 +18,14 @@ _KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list",
     "object": "a table", "null": "nothing",
 }  # fmt: skip
-# Infinity and whatever comes near it is more than clocks, stores and the HTTP client can count with.
+# Clocks, stores, and the HTTP client overflow on larger numbers, and on infinity.
 _MOST_SECONDS, _MOST = 10.0**10, 2**63 - 1
 
 
 def worded(text: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
-    """What msgspec said of values that do not fit `kinds`, as people say it: the name, its value, what it must be."""
+    """Reword a validation error of msgspec for users: the name, its value, and the expected type or range."""
     if unknown := re.fullmatch(r"Object contains unknown field `(.*?)`( - at `.*`)?", text, re.DOTALL):
-        return f"there is no setting {unknown[1]}"
+        return f"unknown setting {unknown[1]}"
     match = re.fullmatch(r"(.*) - at `\$\.(([a-z_]+).*)`", text, re.DOTALL)
     if match is None:
         return text
@@ -37,13 +37,13 @@ def worded(text: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -> st
         said = re.sub(r"(\d)\.0\b", r"\1", said.removeprefix("Expected ").partition(", got ")[0])
         wanted = re.sub(r"`([a-z]+)( \| null)?`", lambda kind: _KINDS.get(kind[1], kind[1]), said)
     value = values.get(name)
-    # What should be a list or a table may have a password in it.
+    # A value that should be a list or a table may contain a password.
     is_shown = path == name and isinstance(value, str | int | float) and not wanted.startswith(("a list", "a table"))
     return f"{path} is {value!r:.80}, but must be {wanted}" if is_shown else f"{path} must be {wanted}"
 
 
 def too_large(value: Any, name: str = "") -> str:
-    """Which number in plain values is too large to count with, in words; empty if none is."""
+    """Message for the first number in `value` that is too large; empty if there is none."""
     if isinstance(value, Mapping):
         parts = ((item, f"{name}.{key}" if name else str(key)) for key, item in value.items())
     elif isinstance(value, list | tuple):
@@ -62,7 +62,7 @@ WEEK_SECONDS = 7 * 86_400.0
 _OF_COMMANDS = frozenset(
     ["frontier", "region", "shards", "read_token", "write_token", "log_format", "log_file", "log_level", "own_results"]
 )
-"""Options of commands that the environment may set: where a job is, which part of it a worker takes, tokens, logs."""
+"""Command options that environment variables may set and that are not settings of a job."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -72,66 +72,70 @@ TlsVersion = Literal["1.0", "1.1", "1.2", "1.3"]
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What `[sites."x.org"]` may say; None means as for every site."""
+    """Settings of one site, from `[sites."x.org"]`; None means the job's setting."""
 
     delay: NotNegative | None = None
-    """Seconds between two requests to this site; a longer Crawl-delay of its own still counts."""
+    """Seconds between two requests to this site. A longer Crawl-delay in its robots.txt takes precedence."""
     lanes: Whole | None = None
-    """Fetches at once from this site, in place of `per_site`."""
+    """Concurrent fetches from this site; overrides `per_site`."""
     budget: Whole | None = None
-    """At most this many pages from this site, in place of `site_budget`."""
+    """Max pages from this site; overrides `site_budget`."""
     headers: dict[str, str] = {}
-    """Headers to send to this site only, on top of `headers`."""
+    """Headers to send to this site only, in addition to `headers`."""
     proxy: str = ""
-    """The proxy for this site, or `direct` for none; empty: as for every site."""
+    """Proxy for this site; `direct` uses none, empty uses the job's `proxy`."""
     auth: str = ""
-    """`user:password` for this site, sent at once; over plain http only to a site that is named with its port."""
+    """`user:password` for HTTP basic authentication, sent with the first request. Over plain http it is sent only to a
+    site that is named with its port."""
     client_cert: str = ""
-    """PEM file with the certificate and key for this site only."""
+    """PEM file with the client certificate and key for this site only."""
     tls_min: TlsVersion | Literal[""] = ""
-    """The oldest TLS to speak with this site, in place of the job's `tls_min`."""
+    """Minimum TLS version for this site; overrides the job's `tls_min`."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of a job's settings. The description of each is its help text and its line in the reference."""
+    """All settings of a job. Each description is the help text of the option and a row in the reference."""
 
     spider: Annotated[str, Meta(description="Spider to run: FILE.py or FILE.py:Class.")] = ""
     extract: Annotated[
-        dict[str, str], Meta(description="Fields to take from each page, NAME='css::text' or NAME='css::attr(href)'.")
+        dict[str, str],
+        Meta(description="Fields to extract from each page: NAME='css::text' or NAME='css::attr(href)'."),
     ] = {}
     item_types: Annotated[
-        tuple[str, ...], Meta(description="Types that items must fit, FILE.py:Class; others are kept aside.")
+        tuple[str, ...], Meta(description="Item types, FILE.py:Class; items that fit none are rejected.")
     ] = ()
-    links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
-    text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
-    markdown: Annotated[bool, Meta(description="Keep the main part of each page as Markdown in pages.jsonl.")] = False
+    links: Annotated[str, Meta(description="CSS selector; follow only links inside matching elements.")] = ""
+    text: Annotated[bool, Meta(description="Store the text of each page in pages.jsonl.")] = False
+    markdown: Annotated[bool, Meta(description="Store the main content of each page as Markdown in pages.jsonl.")] = (
+        False
+    )
     dedupe: Annotated[
         bool,
-        Meta(description="Keep one of a site's near-duplicate pages; others have a line, but no items or body."),
+        Meta(description="Store one page of each set of near-duplicates of a site; others have no items or body."),
     ] = False
     sink: Annotated[
         tuple[str, ...],
-        Meta(description="Where pages go: jsonl, csv, sqlite, warc, parquet, mysql://..., s3://...; may be repeated."),
+        Meta(description="Output: jsonl, csv, sqlite, warc, parquet, mysql://..., s3://...; may be repeated."),
     ] = ("jsonl",)
     results_id: Annotated[
-        str, Meta(description="Id in results.id of the folder that a fleet's workers write to; set when a job is made.")
+        str, Meta(description="Id in the file results.id of a fleet's results folder; set when the job is created.")
     ] = ""
-    archive_bytes: Annotated[int, Meta(ge=1, description="Size at which the sink warc begins the next file.")] = (
-        1_000_000_000
-    )
+    archive_bytes: Annotated[
+        int, Meta(ge=1, description="Bytes per WARC file before the sink warc starts a new one.")
+    ] = 1_000_000_000
     trail: Annotated[
-        bool, Meta(description="Keep a line for every request that is sent, for `gossamer why` and `gossamer audit`.")
+        bool, Meta(description="Log every request that is sent, for `gossamer why` and `gossamer audit`.")
     ] = True
     trail_bytes: Annotated[
-        int, Meta(ge=1_000_000, description="Size of a folder's trail above which its oldest lines are dropped.")
+        int, Meta(ge=1_000_000, description="Max bytes of a job's request log; older lines are deleted.")
     ] = 1_000_000_000
 
     max_pages: Annotated[Whole | None, Meta(description="Stop after this many stored pages.")] = None
-    max_depth: Annotated[Depth | None, Meta(description="Follow links at most this deep from the seeds.")] = None
-    max_seconds: Annotated[NotNegative | None, Meta(description="Stop after this time.")] = None
+    max_depth: Annotated[Depth | None, Meta(description="Max link depth from the seeds.")] = None
+    max_seconds: Annotated[NotNegative | None, Meta(description="Stop after this many seconds.")] = None
     scope: Annotated[
         Literal["site", "domain", "any"],
-        Meta(description="Which links to follow: same site, same registered domain, any."),
+        Meta(description="Links to follow: same site, same registered domain, or any."),
     ] = "site"
     allow: Annotated[
         tuple[str, ...], Meta(description="Follow only URLs that match one of these regular expressions.")
@@ -141,225 +145,228 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = ()
     strategy: Annotated[
         Literal["bfs", "dfs", "best", "random"],
-        Meta(description="Order within a site: shallow, deep, by priority, random."),
+        Meta(description="Crawl order within a site: breadth-first, depth-first, best-first (by priority), or random."),
     ] = "bfs"
     sitemaps: Annotated[
-        bool, Meta(description="Read the sitemaps of each site, and crawl the pages that they list.")
+        bool, Meta(description="Read the sitemaps of each site and crawl the pages that they list.")
     ] = False
-    max_sitemaps: Annotated[int, Meta(ge=1, description="Sitemap files read of one site, at most.")] = 10_000
+    max_sitemaps: Annotated[int, Meta(ge=1, description="Max sitemap files per site.")] = 10_000
     nofollow: Annotated[bool, Meta(description="Obey rel=nofollow and meta robots nofollow.")] = True
-    clean_query: Annotated[bool, Meta(description="Sort query parameters and drop those that only track.")] = False
+    clean_query: Annotated[bool, Meta(description="Sort query parameters and remove tracking parameters.")] = False
     site_by: Annotated[
-        Literal["host", "domain"], Meta(description="What one site is: a host, or a registered domain.")
+        Literal["host", "domain"], Meta(description="Unit of politeness: each host, or each registered domain.")
     ] = "host"
 
     delay: Annotated[float, Meta(ge=0, description="Seconds between two requests to a site.")] = 1.0
-    adaptive_delay: Annotated[bool, Meta(description="Raise the delay of a site that answers slowly.")] = False
-    per_site: Annotated[int, Meta(ge=1, description="Lanes of a site: fetches at once from one site.")] = 1
+    adaptive_delay: Annotated[bool, Meta(description="Increase the delay of sites that respond slowly.")] = False
+    per_site: Annotated[int, Meta(ge=1, description="Concurrent fetches per site.")] = 1
     per_address: Annotated[
-        Whole | None, Meta(description="Fetches at once from one address in a worker, whatever its names.")
+        Whole | None, Meta(description="Concurrent fetches per IP address and worker, for all host names together.")
     ] = None
-    concurrency: Annotated[int, Meta(ge=1, description="Fetches at once in a worker, at most.")] = 64
+    concurrency: Annotated[int, Meta(ge=1, description="Max concurrent fetches per worker.")] = 64
     workers: Annotated[int, Meta(ge=1, description="Worker processes on this machine.")] = 1
     parse_processes: Annotated[
-        int, Meta(ge=0, description="Processes that run the spider's handlers; 0: in the worker.")
+        int, Meta(ge=0, description="Processes per worker that run the spider; 0 runs it in the worker.")
     ] = 0
     downloader: Annotated[
         Literal["async", "http2", "threads", "browser", "auto"],
-        Meta(
-            description="How pages are fetched; http2: HTTP/2 where it is offered; auto: by browser only where needed."
-        ),
+        Meta(description="How to fetch pages; http2: HTTP/2 where offered; auto: a browser only where needed."),
     ] = "async"
     sites: Annotated[
         dict[str, SiteSettings], Meta(description="Settings for one site: delay, lanes, budget, headers.")
     ] = {}
-    site_budget: Annotated[Whole | None, Meta(description="At most this many pages from one site.")] = None
-    prefix_budget: Annotated[
-        Whole | None, Meta(description="At most this many pages from one path prefix of a site.")
-    ] = None
+    site_budget: Annotated[Whole | None, Meta(description="Max pages per site.")] = None
+    prefix_budget: Annotated[Whole | None, Meta(description="Max pages per path prefix of a site.")] = None
     site_share: Annotated[
-        float, Meta(gt=0, le=1, description="Largest share of the fetches for one site while other sites are ready.")
+        float, Meta(gt=0, le=1, description="Max share of recent fetches for one site while other sites are ready.")
     ] = 0.1
-    share_window: Annotated[int, Meta(ge=10, description="So many fetches back is the share of a site looked at.")] = (
-        1000
-    )
+    share_window: Annotated[
+        int, Meta(ge=10, description="Number of recent fetches over which a site's share is computed.")
+    ] = 1000
     regions: Annotated[
         dict[str, tuple[str, ...]],
-        Meta(description="Which sites belong to a region of a fleet: .de, www.x.org, *.x.org, or * for the rest."),
+        Meta(description="Sites of each region of a fleet: .de, www.x.org, *.x.org, or * for the rest."),
     ] = {}
     region_by: Annotated[
         Literal["rules", "auto"],
-        Meta(
-            description="Sites stay in the region that `regions` names, or move to where connecting to them is fastest."
-        ),
+        Meta(description="rules: sites stay in the region that `regions` names; auto: they move to the fastest one."),
     ] = "rules"
 
     robots: Annotated[bool, Meta(description="Obey robots.txt.")] = True
-    user_agent: Annotated[str, Meta(description="The User-Agent header; put a way to reach you into it.")] = (
+    user_agent: Annotated[str, Meta(description="User-Agent header; include your contact.")] = (
         f"Gossamer/{VERSION} (+https://gossamer.example/bot; set --user-agent to add your contact)"
     )
     headers: Annotated[dict[str, str], Meta(description="Headers to send with every request.")] = {}
     secrets: Annotated[
-        tuple[str, ...], Meta(description="Variables of the environment that requests may carry as secrets.")
+        tuple[str, ...], Meta(description="Environment variables that requests may send as secrets.")
     ] = ()
-    cookies: Annotated[bool, Meta(description="Keep cookies, with what is known of each site.")] = False
+    cookies: Annotated[bool, Meta(description="Store cookies and send them back.")] = False
     cookie_jar: Annotated[
         Literal["job", "host"],
-        Meta(description="One jar for the whole job, as in a browser, or one for each host, which shares nothing."),
+        Meta(description="job: one cookie jar, as in a browser; host: a separate jar per host."),
     ] = "job"
     proxy: Annotated[
         tuple[str, ...],
-        Meta(description="Forward proxies: http, https or socks5://[user:password@]host:port, or @FILE with a list."),
+        Meta(description="Proxies: http, https, or socks5://[user:password@]host:port, or @FILE with a list."),
     ] = ()
     proxy_rotation: Annotated[
         Literal["site", "request"],
-        Meta(description="A site stays with one proxy while that is well, or each request takes the next."),
+        Meta(description="site: each site keeps its proxy while that works; request: each request uses the next one."),
     ] = "site"
     sessions: Annotated[
         int,
-        Meta(ge=0, description="Sessions per site, each with cookies, proxy and headers of its own; 0: none."),
+        Meta(ge=0, description="Sessions per site, each with its own cookies, proxy, and headers; 0 disables them."),
     ] = 0
     session_uses: Annotated[
-        Whole | None, Meta(description="Requests after which a session makes place for a new one.")
+        Whole | None, Meta(description="Requests after which a session is replaced by a new one.")
     ] = None
     header_sets: Annotated[
-        tuple[dict[str, str], ...], Meta(description="Sets of headers; each session has one of them.")
+        tuple[dict[str, str], ...], Meta(description="Sets of headers; each session uses one of them.")
     ] = ()
-    cache: Annotated[str, Meta(description="Folder that keeps answers and gives them again: for development only.")] = (
-        ""
-    )
-    allow_private: Annotated[bool, Meta(description="Allow addresses that are not globally routable.")] = False
+    cache: Annotated[str, Meta(description="Folder for a cache of responses; for development only.")] = ""
+    allow_private: Annotated[
+        bool, Meta(description="Allow private, loopback, and other addresses that are not globally routable.")
+    ] = False
     resolve: Annotated[
-        tuple[str, ...], Meta(description="PATTERN=ADDR: names that match go to this address; may be repeated.")
+        tuple[str, ...], Meta(description="PATTERN=ADDR: resolve matching host names to this address; may be repeated.")
     ] = ()
     nameservers: Annotated[
-        tuple[str, ...], Meta(description="Name servers to ask, ADDR or ADDR:PORT, in place of the machine's own.")
+        tuple[str, ...], Meta(description="DNS servers, ADDR or ADDR:PORT, instead of those of the system.")
     ] = ()
-    ca_file: Annotated[str, Meta(description="PEM file with further certificate authorities to trust.")] = ""
+    ca_file: Annotated[str, Meta(description="PEM file with additional certificate authorities to trust.")] = ""
     client_cert: Annotated[
-        str, Meta(description="PEM file with a certificate and its key, shown to every site that asks for one.")
+        str, Meta(description="PEM file with a client certificate and its key, sent to every site that requests one.")
     ] = ""
     bad_tls: Annotated[
         Literal["refuse", "record"],
-        Meta(description="Pages behind a bad certificate: refused, or recorded with a note of what is wrong with it."),
+        Meta(description="Pages behind an invalid certificate: refuse them, or store them with the reason."),
     ] = "refuse"
     tls_min: Annotated[
-        TlsVersion, Meta(description="Oldest TLS to speak; 1.0 and 1.1 also take weak keys and ciphers.")
+        TlsVersion, Meta(description="Minimum TLS version; 1.0 and 1.1 also allow weak keys and ciphers.")
     ] = "1.2"
     partial: Annotated[
         Literal["keep", "refuse"],
-        Meta(description="Answers that are cut off, over a limit or malformed: kept and marked, or failures."),
+        Meta(description="Truncated, oversized, or malformed responses: store and mark them, or count them as failed."),
     ] = "keep"
 
-    connect_seconds: Annotated[float, Meta(gt=0, description="Time to connect, TLS included.")] = 10.0
-    fetch_seconds: Annotated[float, Meta(gt=0, description="Time for a whole fetch.")] = 60.0
-    max_body_bytes: Annotated[int, Meta(ge=1, description="Largest body as it comes over the wire.")] = 10 * MIB
-    max_decoded_bytes: Annotated[int, Meta(ge=1, description="Largest body after decoding.")] = 20 * MIB
+    connect_seconds: Annotated[float, Meta(gt=0, description="Seconds to connect, including TLS.")] = 10.0
+    fetch_seconds: Annotated[float, Meta(gt=0, description="Seconds for a whole fetch.")] = 60.0
+    max_body_bytes: Annotated[int, Meta(ge=1, description="Max bytes of a response body before decoding.")] = 10 * MIB
+    max_decoded_bytes: Annotated[int, Meta(ge=1, description="Max bytes of a response body after decoding.")] = 20 * MIB
     max_file_bytes: Annotated[
-        int, Meta(ge=1, description="Largest body, before and after decoding, of a request with the label `file`.")
+        int, Meta(ge=1, description="Max bytes of a body, before and after decoding, for requests labeled `file`.")
     ] = 100 * MIB
     parse_seconds: Annotated[
-        float, Meta(gt=0, description="CPU seconds to parse a page, before it counts as too costly.")
+        float, Meta(gt=0, description="CPU seconds to parse a page; a page that takes longer is too-costly.")
     ] = 5.0
     parse_seconds_per_mb: Annotated[
-        float, Meta(ge=0, description="CPU seconds that a page may take on top of that for each MB of its body.")
+        float, Meta(ge=0, description="Additional CPU seconds to parse a page, per MB of its body.")
     ] = 1.0
     handler_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds that the spider's handler may take for a page, waiting included.")
+        float, Meta(gt=0, description="Seconds that the spider's handler may take per page, waiting included.")
     ] = 10.0
     handler_items: Annotated[
-        int, Meta(ge=1, description="Items and requests that the spider's handler may yield for a page.")
+        int, Meta(ge=1, description="Max items and requests that the spider's handler may yield per page.")
     ] = 100_000
-    max_links: Annotated[int, Meta(ge=1, description="Links taken from one page.")] = 20_000
-    max_url_length: Annotated[int, Meta(ge=16, description="Longer URLs are not followed.")] = 2048
-    max_segments: Annotated[int, Meta(ge=1, description="URLs with more path segments are not followed.")] = 20
+    max_links: Annotated[int, Meta(ge=1, description="Max links per page.")] = 20_000
+    max_url_length: Annotated[
+        int, Meta(ge=16, description="Max characters of a URL; longer ones are not followed.")
+    ] = 2048
+    max_segments: Annotated[
+        int, Meta(ge=1, description="Max path segments of a URL; longer paths are not followed.")
+    ] = 20
     max_repeats: Annotated[
-        int, Meta(ge=1, description="URLs that repeat a path segment more often are not followed.")
+        int, Meta(ge=1, description="Max repetitions of one path segment; URLs with more are not followed.")
     ] = 3
     years_ahead: Annotated[
-        int, Meta(ge=0, description="URLs with a date more years ahead are not followed: calendars have no end.")
+        int, Meta(ge=0, description="Max years ahead of a date in a URL; guards against endless calendars.")
     ] = 2
-    years_back: Annotated[int, Meta(ge=0, description="URLs with a date more years back are not followed.")] = 100
+    years_back: Annotated[int, Meta(ge=0, description="Max years back of a date in a URL.")] = 100
     alike_pages: Annotated[
-        int, Meta(ge=0, description="Near-duplicates in a row that put a path prefix to sleep; 0: none do.")
+        int, Meta(ge=0, description="Near-duplicates in a row after which a path prefix is skipped (asleep); 0: never.")
     ] = 20
-    sleep_seconds: Annotated[float, Meta(gt=0, description="How long a path prefix sleeps.")] = 30 * 86_400.0
+    sleep_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds for which a path prefix full of near-duplicates is skipped.")
+    ] = 30 * 86_400.0
 
-    browser_path: Annotated[str, Meta(description="The Chromium to start; empty: the one that is installed.")] = ""
-    browser_tabs: Annotated[int, Meta(ge=1, description="Pages at once in a worker's browser.")] = 4
+    browser_path: Annotated[str, Meta(description="Chromium executable; empty uses the installed one.")] = ""
+    browser_tabs: Annotated[int, Meta(ge=1, description="Concurrent pages in a worker's browser.")] = 4
     browser_wait: Annotated[
         str,
         Meta(
             min_length=1,
-            description="When a page is ready: load, dom, idle (nothing more is loading), or a CSS selector to match.",
+            description="When a page is ready: load, dom, idle (no requests pending), or a CSS selector that matches.",
         ),
     ] = "idle"
     browser_wait_seconds: Annotated[
-        float, Meta(gt=0, description="How long to wait for that; then the page is taken as it is.")
+        float, Meta(gt=0, description="Max seconds to wait for browser_wait; the page is then used as it is.")
     ] = 10.0
-    browser_scroll: Annotated[int, Meta(ge=0, description="Scroll down by so many screens, as far as there are.")] = 0
+    browser_scroll: Annotated[int, Meta(ge=0, description="Max screens to scroll down.")] = 0
     browser_loads: Annotated[
         tuple[Literal["image", "font", "media", "frame"], ...],
-        Meta(description="What pages may load beside scripts, style sheets and data; may be repeated."),
+        Meta(description="Resources to load in addition to scripts, style sheets, and data; may be repeated."),
     ] = ()
-    browser_requests: Annotated[int, Meta(ge=0, description="Requests of one page for what it loads.")] = 100
-    browser_pages: Annotated[int, Meta(ge=1, description="Pages after which the browser is replaced.")] = 500
+    browser_requests: Annotated[int, Meta(ge=0, description="Max requests per page for the resources it loads.")] = 100
+    browser_pages: Annotated[int, Meta(ge=1, description="Pages after which the browser is restarted.")] = 500
     browser_memory_bytes: Annotated[
-        int, Meta(ge=1, description="Memory above which the browser is replaced; at twice that it is killed.")
+        int, Meta(ge=1, description="Bytes of memory above which the browser is restarted; at twice that it is killed.")
     ] = 1024 * MIB
-    screenshots: Annotated[str, Meta(description="Folder for a picture of each page that the browser shows.")] = ""
+    screenshots: Annotated[str, Meta(description="Folder for screenshots of the pages that the browser renders.")] = ""
 
     lease_seconds: Annotated[
-        float, Meta(gt=0, description="How long a worker may be silent before its sites go to others.")
+        float, Meta(gt=0, description="Seconds without a sign of life after which a worker's sites go to others.")
     ] = 60.0
     forget_seconds: Annotated[
         float,
-        Meta(ge=5, description="Seconds of acknowledged work that a server of the frontier may lose when it fails."),
+        Meta(ge=5, description="Seconds of acknowledged work that a frontier server may lose when it fails."),
     ] = 10.0
-    batch: Annotated[int, Meta(ge=1, description="Requests in one lease of a site.")] = 32
+    batch: Annotated[int, Meta(ge=1, description="Requests per lease of a site.")] = 32
     drain_seconds: Annotated[
-        float, Meta(ge=0, description="Time that fetches under way get when a crawl is stopped; storing gets as much.")
+        float, Meta(ge=0, description="Seconds to finish current fetches on stop, and as many to store them.")
     ] = 10.0
-    commit_seconds: Annotated[float, Meta(ge=0, description="Results of this time are stored together.")] = 0.1
-    tries: Annotated[int, Meta(ge=1, description="Tries for a page before it counts as failed.")] = 3
+    commit_seconds: Annotated[float, Meta(ge=0, description="Seconds of results that are committed together.")] = 0.1
+    tries: Annotated[int, Meta(ge=1, description="Attempts to fetch a page before it counts as failed.")] = 3
     backoff_seconds: Annotated[
-        float, Meta(gt=0, description="First wait of a site after a fault; it doubles with each further one.")
+        float, Meta(gt=0, description="Seconds of back-off of a site after an error; doubles with each further one.")
     ] = 60.0
-    backoff_max_seconds: Annotated[float, Meta(gt=0, description="Longest wait after a fault.")] = 86_400.0
+    backoff_max_seconds: Annotated[float, Meta(gt=0, description="Max seconds of back-off of a site.")] = 86_400.0
     forgive_seconds: Annotated[
-        float, Meta(gt=0, description="Quiet time after which earlier faults of a site are forgiven.")
+        float, Meta(gt=0, description="Seconds without an error after which a site's error count is reset.")
     ] = 1800.0
-    site_failures: Annotated[int, Meta(ge=1, description="Faults in a row after which a site is given up.")] = 6
-    robots_seconds: Annotated[float, Meta(gt=0, description="How long a robots.txt is good for.")] = 86_400.0
-    max_deliveries: Annotated[int, Meta(ge=2, description="Lost leases after which a page is parked as poison.")] = 5
+    site_failures: Annotated[int, Meta(ge=1, description="Consecutive errors after which a site is closed.")] = 6
+    robots_seconds: Annotated[float, Meta(gt=0, description="Seconds for which a robots.txt is cached.")] = 86_400.0
+    max_deliveries: Annotated[int, Meta(ge=2, description="Lost leases after which a page is parked.")] = 5
 
     recrawl: Annotated[
         str,
         Meta(
             pattern=r"^(|table|adaptive|budget=(?!0+(\.0+)?/)\d+(\.\d+)?/[smhd])$",
-            description="Crawl for ever, and visit pages again: table, adaptive, or budget=N/d.",
+            description="Crawl continuously and revisit pages: table, adaptive, or budget=N/d.",
         ),
     ] = ""
-    revisit_seconds: Annotated[float, Meta(gt=0, description="Time to the next visit after a success.")] = WEEK_SECONDS
+    revisit_seconds: Annotated[float, Meta(gt=0, description="Seconds until the next visit after a success.")] = (
+        WEEK_SECONDS
+    )
     sitemap_seconds: Annotated[
-        float, Meta(gt=0, description="Time after which a continuous crawl reads a sitemap again.")
+        float, Meta(gt=0, description="Seconds after which a continuous crawl reads a sitemap again.")
     ] = 86_400.0
     revisit_failures: Annotated[
         tuple[Annotated[float, Meta(gt=0)], ...],
-        Meta(min_length=1, description="Times to the next visit after the first failure in a row, the second, ..."),
+        Meta(
+            min_length=1,
+            description="Seconds until the next visit after the first consecutive failure, the second, ...",
+        ),
     ] = (2 * WEEK_SECONDS, 4 * WEEK_SECONDS, 8 * WEEK_SECONDS)
-    revisit_min_seconds: Annotated[float, Meta(gt=0, description="Shortest time between two visits of a page.")] = (
-        3600.0
-    )
-    revisit_max_seconds: Annotated[float, Meta(gt=0, description="Longest time between two visits of a page.")] = (
+    revisit_min_seconds: Annotated[float, Meta(gt=0, description="Min seconds between two visits of a page.")] = 3600.0
+    revisit_max_seconds: Annotated[float, Meta(gt=0, description="Max seconds between two visits of a page.")] = (
         365 * 86_400.0
     )
     gone_visits: Annotated[
-        int, Meta(ge=1, description="Visits in a row that find a page gone (404, 410) before it is dropped.")
+        int, Meta(ge=1, description="Consecutive visits with 404 or 410 after which a page is dropped.")
     ] = 5
 
     def for_site(self, site: str) -> SiteSettings:
-        """The settings of one site, with what is not set there taken from the job."""
+        """The settings of one site; those that it does not override come from the job."""
         own = self.sites.get(site)
         return SiteSettings(
             delay=self.delay if own is None or own.delay is None else own.delay,
@@ -374,17 +381,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
-    """Settings from plain values; an unknown name, a wrong type or a number without sense is a ConfigError."""
+    """Settings from plain values; ConfigError for an unknown name, a wrong type, or a number out of range."""
     try:
         settings = msgspec.convert(dict(values), Settings, strict=False)
         if large := too_large(msgspec.to_builtins(settings)):
             raise ConfigError(f"{source}: {large}")
-        # Bytes of the command line that are no text come as halves of characters, which no file can hold.
+        # Command-line bytes that are not UTF-8 arrive as lone surrogates, which cannot be stored.
         msgspec.msgpack.encode(settings)
     except msgspec.ValidationError as error:
         if "matching regex" in str(error):
-            words = f"{source}: recrawl is {values.get('recrawl')!r:.80}, which it cannot be"
-            raise ConfigError(words, hint="write table, adaptive, or budget=5000/d (or /h, /m, /s)") from None
+            words = f"{source}: invalid value {values.get('recrawl')!r:.80} for recrawl"
+            raise ConfigError(words, hint="use table, adaptive, or budget=5000/d (or /h, /m, /s)") from None
         said = worded(str(error), values, {name: str(item.type) for name, item in FIELDS.items()})
         raise ConfigError(f"{source}: {said}", hint=_nearest(values)) from None
     except UnicodeEncodeError as error:
@@ -393,14 +400,14 @@ def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
 
 
 def dump(settings: Settings) -> dict[str, Any]:
-    """Settings as plain values, only what differs from the defaults."""
+    """Settings as plain values; only those that differ from the defaults."""
     plain: dict[str, Any] = msgspec.to_builtins(settings)
     default: dict[str, Any] = msgspec.to_builtins(Settings())
     return {name: value for name, value in plain.items() if value != default[name]}
 
 
 def from_file(folder: Path) -> dict[str, Any]:
-    """What `gossamer.toml`, or `[tool.gossamer]` in pyproject.toml, of a folder says."""
+    """Settings from a folder's `gossamer.toml`, or from `[tool.gossamer]` in its pyproject.toml."""
     own, project = folder / "gossamer.toml", folder / "pyproject.toml"
     path, keys = (own, ()) if own.is_file() else (project, ("tool", "gossamer"))
     if not path.is_file():
@@ -408,19 +415,19 @@ def from_file(folder: Path) -> dict[str, Any]:
     try:
         found: Any = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="mend the file; settings stand there as in: delay = 2.0") from None
+        raise ConfigError(f"{path}: {error}", hint="fix the TOML syntax; a setting looks like: delay = 2.0") from None
     for key in keys:
         found = found.get(key, {})
         if not isinstance(found, dict):
-            raise ConfigError(f"{path}: {key} must be a table", hint="settings stand there under [tool.gossamer]")
+            raise ConfigError(f"{path}: {key} must be a table", hint="put the settings under [tool.gossamer]")
     for name in found:
         if name not in FIELDS:
-            raise ConfigError(f"{path}: there is no setting {name}", hint=_nearest({name: ""}))
+            raise ConfigError(f"{path}: unknown setting {name}", hint=_nearest({name: ""}))
     return dict(found)
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What GOSSAMER_* variables say; a list is separated by commas."""
+    """Settings from GOSSAMER_* environment variables; lists are separated by commas."""
     values: dict[str, Any] = {}
     for variable, text in environment.items():
         if not variable.startswith("GOSSAMER_"):
@@ -429,21 +436,21 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         if name in _OF_COMMANDS:
             continue
         if name not in FIELDS:
-            raise ConfigError(f"{variable}: no such setting", hint=_nearest({name: text}))
+            raise ConfigError(f"{variable}: unknown setting {name}", hint=_nearest({name: text}))
         kind = str(FIELDS[name].type)
         values[name] = text.split(",") if "tuple[" in kind else text
     return values
 
 
 def expand(text: str, *, source: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The text with each `${NAME}` replaced by that variable of the environment; ConfigError where it is not set.
+    """Replace each `${NAME}` with that environment variable; ConfigError if it is not set.
 
-    Done where a value is used, so that what is stored and shown is the name and not the secret."""
+    Values are expanded where they are used, so stored and displayed settings contain the name and not the secret."""
 
     def value(match: re.Match[str]) -> str:
         found = environment.get(match[1])
         if found is None:
-            raise ConfigError(f"{source}: the environment has no {match[1]}", hint=f"export {match[1]}=...")
+            raise ConfigError(f"{source}: environment variable {match[1]} is not set", hint=f"export {match[1]}=...")
         return found
 
     return _VARIABLE.sub(value, text)
@@ -458,10 +465,10 @@ def _nearest(values: Mapping[str, Any]) -> str:
     for name in values:
         if name not in FIELDS:
             close = get_close_matches(name, FIELDS, n=1)
-            return f"did you mean {close[0]}?" if close else "see docs/reference/settings.md for the names"
+            return f"did you mean {close[0]}?" if close else "docs/reference/settings.md lists all settings"
     return ""
 
 
 def introduces_itself(settings: Settings) -> bool:
-    """Whether the user agent says whom to write to, and not just what crawls."""
+    """Whether the user agent is not the default one, and so names a contact."""
     return settings.user_agent != Settings().user_agent

@@ -58,7 +58,7 @@ def test_a_spider_that_cannot_be_used_is_named_with_its_fault(text: str, words: 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("gossamer.toml", "dely = 1\n", "gossamer.toml: there is no setting dely"),
+        ("gossamer.toml", "dely = 1\n", "gossamer.toml: unknown setting dely"),
         ("gossamer.toml", "delay = [\n", "gossamer.toml: "),
         ("pyproject.toml", "tool = 1\n", "pyproject.toml: tool must be a table"),
         ("pyproject.toml", "[tool]\ngossamer = 1\n", "pyproject.toml: gossamer must be a table"),
