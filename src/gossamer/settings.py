@@ -276,7 +276,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         int, Meta(ge=1, description="Max path segments of a URL; longer paths are not followed.")
     ] = 20
     max_repeats: Annotated[
-        int, Meta(ge=1, description="Max repetitions of one path segment; URLs with more are not followed.")
+        int, Meta(ge=1, description="Max occurrences of the same path segment; URLs with more are not followed.")
     ] = 3
     years_ahead: Annotated[
         int, Meta(ge=0, description="Max years ahead of a date in a URL; guards against endless calendars.")
@@ -314,7 +314,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     screenshots: Annotated[str, Meta(description="Folder for screenshots of the pages that the browser renders.")] = ""
 
     lease_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds without a sign of life after which a worker's sites go to others.")
+        float, Meta(gt=0, description="Seconds without contact after which a worker's leases expire.")
     ] = 60.0
     forget_seconds: Annotated[
         float,
