@@ -24,9 +24,9 @@ def site() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["crawl", "ftp://x/"], "is not a URL"),
-        (["crawl", "http://user:secret@x/"], "is not a URL"),
-        (["crawl"], "nothing to crawl"),
+        (["crawl", "ftp://x/"], "is not a valid"),
+        (["crawl", "http://user:secret@x/"], "is not a valid"),
+        (["crawl"], "no URL to crawl"),
         (["crawl", "http://x.invalid/", "--scope", "galaxy"], "galaxy"),
         (["crawl", "http://x.invalid/", "--no-such-option"], "--no-such-option"),
         (["crawl", "http://x.invalid/", "--delay", "-1"], "delay"),
@@ -42,7 +42,7 @@ def site() -> Iterator[str]:
         (["crawl", "http://x.invalid/", "--cache", "/dev/null/x"], "/dev/null/x"),
         (["crawl", "http://x.invalid/", "--notify", "nobody"], "nobody"),
         (["crawl", "http://x.invalid/", "--spider", "."], "FILE.py"),
-        (["crawl", "http://x.invalid/", "--extract", "=h1"], "no name"),
+        (["crawl", "http://x.invalid/", "--extract", "=h1"], "missing name"),
         (["crawl", "http://x.invalid/", "--deny", "("], "regular expression"),
         (["crawl", "http://x.invalid/", "--extract", "nothing"], "'='"),
         (["crawl", "http://x.invalid/", "--extract", "a=p["], "extract a"),
@@ -51,13 +51,13 @@ def site() -> Iterator[str]:
         (["crawl", "http://x.invalid/", "--frontier", "cassandra:"], "cassandra"),
         (["crawl", "--seeds", "missing.txt"], "missing.txt"),
         (["crawl", "--seeds", "latin.txt"], "latin.txt"),
-        (["fetch", "mailto:me"], "is not a URL"),
+        (["fetch", "mailto:me"], "is not a valid"),
         (["fetch"], "URL"),
         (["try", "http://x.invalid/", "--allow", "*"], "regular expression"),
         (["shell", ""], "URL"),
         (["status", "nothing-here"], "nothing-here"),
-        (["status", ""], "which job?"),
-        (["export", ""], "which job?"),
+        (["status", ""], "no job given"),
+        (["export", ""], "no job given"),
         (["worker", "nothing-here"], "there is no job"),
         (["status", "x", "--frontier", "cassandra:"], "cassandra"),
         (["why", "http://x.invalid/", "--job", "x", "--frontier", "folder:not/from/the/root"], "folder:/path"),
@@ -88,7 +88,7 @@ def test_a_crawl_says_what_happened_on_stderr_alone(site: str, tmp_path: Path) -
     assert told.startswith("finished: nothing is left to fetch")
     for words in ("http-404, as ", "/gone", "1 on another site", "job/x/pages.jsonl", "--user-agent"):
         assert words in told
-    grep = re.search(r"see failures: (.*)", told)
+    grep = re.search(r"list failed pages: (.*)", told)
     assert grep is not None
     shown = subprocess.run(["sh", "-c", grep[1]], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert [json.loads(line)["status"] for line in shown.splitlines()] == [404]
@@ -111,7 +111,7 @@ def test_a_crawl_with_an_end_says_how_to_go_on(site: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("path", "options", "words"),
     [
-        ("/secret", FAST, "robots.txt does not allow it"),
+        ("/secret", FAST, "robots.txt disallows it"),
         ("/", ("--delay", "0"), "--allow-private"),
     ],
 )

@@ -65,7 +65,7 @@ def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path) -> None:
     everything = terminal.everything()
     assert any(line.startswith("stopping: ") for line in everything)
     assert any("stopped by Ctrl-C" in line for line in everything)
-    assert any("go on with: gossamer crawl --job job/x" in line for line in everything)
+    assert any("resume with: gossamer crawl --job job/x" in line for line in everything)
 
 
 def test_nothing_from_the_network_commands_the_terminal(tmp_path: Path) -> None:

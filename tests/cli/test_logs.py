@@ -57,7 +57,7 @@ def test_h65_foreign_text_stays_on_its_line_and_is_not_obeyed(form: str) -> None
 def test_levels_and_forms_that_do_not_exist_are_refused() -> None:
     check("kv", "warning,fetch=info, frontier=debug")
     for form, levels in (("xml", ""), ("json", "loud"), ("json", "fetch=")):
-        with pytest.raises(ConfigError, match="unknown (format|level)"):
+        with pytest.raises(ConfigError, match=r"unknown (format|level)"):
             check(form, levels)
 
 

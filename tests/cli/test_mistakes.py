@@ -87,7 +87,7 @@ def test_seeds_from_a_closed_standard_input_are_none(tmp_path: Path) -> None:
         ["sh", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert b"nothing to crawl" in done.stderr
+    assert b"no URL to crawl" in done.stderr
 
 
 def test_a_list_of_seeds_may_begin_with_a_byte_order_mark(site: str, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_list_of_seeds_may_begin_with_a_byte_order_mark(site: str, tmp_path: P
 
 
 @pytest.mark.parametrize("command", [("export", "x"), ("report", "x")])
-@pytest.mark.parametrize(("out", "words"), [(".", "is a folder"), ("no/such/file", "there is no folder no/such")])
+@pytest.mark.parametrize(("out", "words"), [(".", "is a folder"), ("no/such/file", "folder no/such does not exist")])
 def test_a_place_where_no_file_can_be_is_refused(command: tuple[str, str], out: str, words: str, job: Path) -> None:
     done = gossamer(*command, "--out", out, cwd=job)
     assert done.returncode == 2
@@ -158,10 +158,10 @@ def test_fields_that_are_asked_for_now_outrank_the_spider_of_a_settings_file(sit
 def test_a_crawl_that_only_failed_says_that_it_is_not_tried_again(site: str, tmp_path: Path) -> None:
     first = gossamer("crawl", f"{site}/gone", "--job", "x", *FAST, cwd=tmp_path)
     assert first.returncode == 3
-    assert b"what failed is not tried again" in first.stderr
+    assert b"failed pages are not retried in this job" in first.stderr
     second = gossamer("crawl", f"{site}/gone", "--job", "x", *FAST, cwd=tmp_path)
     assert second.returncode == 3
-    assert b"this job was done before, and what failed is not tried again" in second.stderr
+    assert b"this job was already finished, and failed pages are not retried" in second.stderr
 
 
 def test_ctrl_c_while_it_is_loaded_is_no_traceback(tmp_path: Path) -> None:

@@ -130,4 +130,4 @@ def test_other_shells_are_refused_with_a_hint(folder: Path) -> None:
     assert b"complete --no-files --command gossamer" in run("completion", cwd=folder, SHELL="/usr/bin/fish").stdout
     refused = run("completion", cwd=folder, SHELL="/bin/dash")
     assert refused.returncode == 2
-    assert b"hint: name one: bash, zsh or fish" in refused.stderr
+    assert b"hint: supported: bash, zsh, fish" in refused.stderr

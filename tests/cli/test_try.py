@@ -101,7 +101,7 @@ def test_the_command_it_ends_with_runs(tmp_path: Path) -> None:
 
 def test_a_site_that_forbids_all_is_told_in_a_moment(tmp_path: Path) -> None:
     with SimWeb(sites=2, pages_per_site=5, kinds=("robots-all", "robots-500")) as web:
-        for site, words in ((0, "does not allow"), (1, "could not be had")):
+        for site, words in ((0, "robots.txt disallows"), (1, "could not be fetched")):
             done = gossamer("try", web.url(site), *LOOK, cwd=tmp_path)
             assert done.returncode == 3
             assert words in done.stdout.decode()

@@ -148,7 +148,7 @@ def test_pause_resume_add_and_stop(tmp_path: Path) -> None:
         before = len(web.log())
         until(lambda: len(web.log()) > before)
         added = gossamer("add", str(folder), web.seeds[2], web.seeds[0])
-        assert "1 added, 1 known already" in added.stderr
+        assert "1 added, 1 already known" in added.stderr
         until(lambda: web.url(2) in fetched(web.log()))
         assert gossamer("stop", str(folder)).returncode == 0
         assert process.wait(60) == 0

@@ -265,6 +265,6 @@ def twelve_weeks(kind: Kind, recrawl: str) -> None:
                 weeks.check_table(web, kills=ends[:-1], late=place.late)
             weeks.check_freshness(web, counts.freshness)
             if shown:
-                assert f"{counts.freshness:.1%} of the copies" in "\n".join(jobs.status_lines(JOB, shown))
+                assert f"{counts.freshness:.1%} of the stored pages" in "\n".join(jobs.status_lines(JOB, shown))
 
     run(weeks_go_by())

@@ -92,7 +92,7 @@ def test_a_job_is_paused_resumed_and_given_more(server: RedisServer, tmp_path: P
         assert gossamer(server, "pause", "steered").returncode == 0
         assert json.loads(gossamer(server, "status", "steered", "--json").stdout)["state"] == "paused"
         added = gossamer(server, "add", "steered", *web.seeds)
-        assert "1 added, 1 known already" in added.stderr
+        assert "1 added, 1 already known" in added.stderr
         gossamer(server, "resume", "steered")
         process = worker(server, "steered", "only")
         process.communicate(timeout=60)

@@ -429,7 +429,7 @@ def test_a_refusal_names_what_mends_it(kind: type[SqlServer]) -> None:
             (wrong, "check the user and the password"),
             (f"{server.url}_not_there", "CREATE DATABASE"),
             (weak, "SELECT, INSERT, UPDATE and DELETE"),
-            (server.url_at(1), "is the server up"),
+            (server.url_at(1), "check that the server is running"),
         ):
             with pytest.raises(FrontierError) as caught:
                 asyncio.run(open_sql(url, "job", FREE, worker="one"))

@@ -88,7 +88,7 @@ def test_a_terminal_is_asked_first(web: SimWeb, tmp_path: Path) -> None:
     frontier = tmp_path / "crawls" / "shop" / "frontier.db"
     with on_terminal("delete", "shop", cwd=tmp_path, columns=200) as terminal:
         said = terminal.until(lambda lines: any("Delete it?" in line for line in lines))
-        assert any("known URLs" in line and "but not the results in crawls/shop" in line for line in said)
+        assert any("known URLs" in line and "keeping the results in crawls/shop" in line for line in said)
         terminal.type(b"n\n")
         assert terminal.wait() == 1
     assert frontier.exists()

@@ -65,7 +65,7 @@ def test_a_job_that_runs_here(web: SimWeb, tmp_path: Path, workers: str) -> None
         assert "queued, delay 0.1 s" in lines[11]
         assert gossamer("resume", str(folder)).stderr == f"{folder}: running\n"
         added = gossamer("add", str(folder), web.seeds[0], f"{web.seeds[0]}new")
-        assert (added.returncode, added.stderr) == (0, f"{folder}: 1 added, 1 known already\n")
+        assert (added.returncode, added.stderr) == (0, f"{folder}: 1 added, 1 already known\n")
         (told,) = json.loads(gossamer("audit", web.seeds[0], "--job", str(folder), "--json").stdout)["workers"][:1]
         assert told
         why = json.loads(gossamer("why", web.seeds[0], "--job", str(folder), "--json").stdout)

@@ -1,6 +1,6 @@
-"""The command line: data to stdout, everything else to stderr, exit codes that scripts can rely on.
+"""The command line: data goes to stdout, messages go to stderr, and scripts can rely on the exit codes.
 
-Kept apart from the commands, so that neither the help nor a shell that completes a word has to load them all."""
+This module does not import the commands, so that the help and shell completion load fast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gossamer.settings import VERSION
 
 
 class CommandEntry(NamedTuple):
-    """A command: `module:member` under `gossamer`, and a line of at most 62 letters, which fits every terminal."""
+    """A command: `module:member` under `gossamer`, and a summary of at most 62 characters, which fits 80 columns."""
 
     place: str
     line: str
@@ -33,72 +33,72 @@ class CommandEntry(NamedTuple):
 
 CONTENTS = {
     "Crawl": {
-        "crawl": CommandEntry("cli.crawl:crawl", "Crawl from one or more URLs; the same command again resumes."),
-        "try": CommandEntry("cli.trial:trial", "Look at 20 pages before a long crawl, with an estimate."),
+        "crawl": CommandEntry("cli.crawl:crawl", "Crawl from one or more URLs; run it again to resume."),
+        "try": CommandEntry("cli.trial:trial", "Crawl 20 pages and report scope, robots.txt, and an estimate."),
         "fetch": CommandEntry("cli.fetch:fetch", "Fetch one page as a crawl would."),
-        "shell": CommandEntry("cli.fetch:shell", "Explore a page in Python."),
-        "init": CommandEntry("cli.init:init", "Write a settings file and a first spider into a folder."),
-        "import": CommandEntry("cli.imports:take", "Take over what another crawler left, or a list of URLs."),
+        "shell": CommandEntry("cli.fetch:shell", "Open a Python shell on a page."),
+        "init": CommandEntry("cli.init:init", "Create a settings file and a first spider."),
+        "import": CommandEntry("cli.imports:take", "Import URLs or the state of another crawler."),
     },
-    "Look and steer": {
-        "status": CommandEntry("cli.jobs:status", "Show how far a job is, running or not."),
+    "Monitor and control": {
+        "status": CommandEntry("cli.jobs:status", "Show the progress of a job, or list jobs."),
         "pause": CommandEntry("cli.jobs:pause", "Pause a running crawl."),
-        "resume": CommandEntry("cli.jobs:resume", "Let a paused crawl go on."),
-        "stop": CommandEntry("cli.jobs:stop", "Stop a running crawl; nothing is lost."),
-        "delete": CommandEntry("cli.jobs:delete", "Delete a job; its results stay unless you say otherwise."),
+        "resume": CommandEntry("cli.jobs:resume", "Resume a paused crawl."),
+        "stop": CommandEntry("cli.jobs:stop", "Stop a running crawl; it can be resumed."),
+        "delete": CommandEntry("cli.jobs:delete", "Delete a job, and with --results its output."),
         "add": CommandEntry("cli.jobs:add", "Add URLs to a running crawl."),
-        "why": CommandEntry("cli.inspect:why", "Tell the whole story of a URL: found, let in, visited or not."),
-        "audit": CommandEntry("cli.inspect:audit", "List every request to a site, with gaps and rules."),
-        "report": CommandEntry("cli.results:report", "Write a report of a job with pictures, as one HTML file."),
-        "doctor": CommandEntry("cli.inspect:doctor", "Check this machine, and say how to mend what is not well."),
-        "serve": CommandEntry("cli.serve:serve", "Serve an API and a dashboard."),
+        "why": CommandEntry("cli.inspect:why", "Explain why a URL was or was not fetched."),
+        "audit": CommandEntry("cli.inspect:audit", "List every request to a site, with gaps and robots.txt rules."),
+        "report": CommandEntry("cli.results:report", "Write an HTML report with charts."),
+        "doctor": CommandEntry("cli.inspect:doctor", "Check this machine and suggest fixes."),
+        "serve": CommandEntry("cli.serve:serve", "Start the REST API and the dashboard."),
     },
-    "Use what was stored": {
-        "export": CommandEntry("cli.results:export", "Write pages or items as JSON lines, CSV, Parquet, WARC, ..."),
-        "sql": CommandEntry("cli.results:sql", "Ask a job's files in SQL."),
-        "diff": CommandEntry("cli.results:diff", "List pages that are new, gone or changed between two jobs."),
-        "replay": CommandEntry("cli.results:replay", "Run a spider over stored pages, without a network."),
+    "Use results": {
+        "export": CommandEntry("cli.results:export", "Export pages or items as JSON Lines, CSV, Parquet, WARC, ..."),
+        "sql": CommandEntry("cli.results:sql", "Query a job's results with SQL."),
+        "diff": CommandEntry("cli.results:diff", "List pages that are new, gone, or changed between two jobs."),
+        "replay": CommandEntry("cli.results:replay", "Run a spider over stored pages, without the network."),
     },
     "Fleets": {
-        "submit": CommandEntry("cli.fleet:submit", "Put a job into a fleet's frontier."),
-        "worker": CommandEntry("cli.crawl:worker", "Join a running crawl, here or of a fleet."),
-        "scale": CommandEntry("cli.fleet:scale", "Print how many workers a fleet's job can feed."),
-        "repair": CommandEntry("cli.fleet:repair", "Fetch stored pages again whose records are lost."),
-        "spread": CommandEntry("cli.fleet:spread", "Move a job's shards to other servers while it is crawled."),
+        "submit": CommandEntry("cli.fleet:submit", "Create a job on a fleet's frontier."),
+        "worker": CommandEntry("cli.crawl:worker", "Join a running crawl as one more worker."),
+        "scale": CommandEntry("cli.fleet:scale", "Print how many workers a fleet's job can use."),
+        "repair": CommandEntry("cli.fleet:repair", "Requeue stored pages whose records are lost."),
+        "spread": CommandEntry("cli.fleet:spread", "Move a job's shards to other servers during the crawl."),
         "compact": CommandEntry("cli.fleet:compact", "Delete the rows of finished URLs of a job in SQL."),
     },
-    "Try out and set up": {
-        "simweb": CommandEntry("cli.lab:simweb", "Serve a simulated web on loopback, to try crawls on."),
-        "simulate": CommandEntry("cli.lab:simulate", "Crawl simulated webs in virtual time, under faults."),
-        "verify": CommandEntry("cli.lab:verify", "Prove your frontier and sink: kill workers, count what is lost."),
-        "bench": CommandEntry("cli.lab:bench", "Measure what pages and frontiers cost on this machine."),
-        "plan": CommandEntry("cli.plan:plan", "Compute what a crawl of any size takes."),
-        "completion": CommandEntry("cli.options:completion", "Print what makes your shell complete commands and jobs."),
+    "Test and plan": {
+        "simweb": CommandEntry("cli.lab:simweb", "Serve a simulated web on loopback for test crawls."),
+        "simulate": CommandEntry("cli.lab:simulate", "Test the engine in virtual time, with injected faults."),
+        "verify": CommandEntry("cli.lab:verify", "Test your frontier and sink: kill workers, check for loss."),
+        "bench": CommandEntry("cli.lab:bench", "Benchmark pages and frontiers on this machine."),
+        "plan": CommandEntry("cli.plan:plan", "Estimate the machines, storage, and cost of a crawl."),
+        "completion": CommandEntry("cli.options:completion", "Print the shell completion script."),
     },
 }
 """Heading -> command -> entry, in the order of the help."""
 
 PLACES = {name: entry.place for entries in CONTENTS.values() for name, entry in entries.items()}
-"""Where each command is, in the order of the help."""
+"""Command -> `module:member`, in the order of the help."""
 LINES = {name: entry.line for entries in CONTENTS.values() for name, entry in entries.items()}
-"""What each command is for, in a line."""
+"""Command -> its one-line summary."""
 
-_MENDING = {
-    errno.ENOENT: "is the path right?",
-    errno.EACCES: "the user that runs this needs the right to do that; or name another place",
-    errno.EPERM: "the user that runs this needs the right to do that; or name another place",
-    errno.EROFS: "name a place that can be written to",
-    errno.ENOTDIR: "a part of the path is a file, and no folder: name another place",
-    errno.EEXIST: "a file is where a folder should be: name another place",
-    errno.EISDIR: "name a file in it",
+_OS_HINTS = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "check the file permissions, or choose another path",
+    errno.EPERM: "check the file permissions, or choose another path",
+    errno.EROFS: "choose a path on a file system that is not read-only",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another path",
+    errno.EEXIST: "a file exists where a folder is needed: choose another path",
+    errno.EISDIR: "name a file in that folder",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOSPC: "make room on that disk",
+    errno.ENOSPC: "free disk space",
     errno.EMFILE: "raise the limit of open files: ulimit -n",
 }
 
 
 class Commands(click.Group):
-    """The commands; only the one that is called is imported, since a quick question should not wait for the engine."""
+    """The command group; imports only the command that is called, so that commands start without loading the engine."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(PLACES)
@@ -118,7 +118,7 @@ class Commands(click.Group):
 
 
 def named(name: str) -> click.Command:
-    """The command of that name."""
+    """Import the command of this name."""
     module, member = PLACES[name].split(":")
     command = getattr(import_module(f"gossamer.{module}"), member)
     assert isinstance(command, click.Command)
@@ -128,50 +128,55 @@ def named(name: str) -> click.Command:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`gossamer COMMAND --help` tells more of each, with examples; `man gossamer` has it all.",
+    epilog="`gossamer COMMAND --help` shows options and examples; `man gossamer` is the full manual.",
 )
 @click.version_option(VERSION, prog_name="gossamer")
 @click.option(
-    "--log-format", envvar=logs.VARIABLES["format"], type=click.Choice(logs.FORMATS), help="Form of a log line."
+    "--log-format",
+    envvar=logs.VARIABLES["format"],
+    type=click.Choice(logs.FORMATS),
+    help="Format of log lines.  [default: text]",
 )
 @click.option(
-    "--log-file", envvar=logs.VARIABLES["file"], help="Log to this file; it may be rotated.  [default: stderr]"
+    "--log-file", envvar=logs.VARIABLES["file"], help="Log file; log rotation is supported.  [default: stderr]"
 )
 @click.option(
-    "--log-level", envvar=logs.VARIABLES["level"], help="As in info, or warning,fetch=info.  [default: warning]"
+    "--log-level",
+    envvar=logs.VARIABLES["level"],
+    help="Log level, such as info or warning,fetch=info.  [default: warning]",
 )
 def gossamer(log_format: str | None, log_file: str | None, log_level: str | None) -> None:
-    """A web crawler that grows from a laptop to a fleet.
+    """A web crawler that scales from a laptop to a cluster.
 
     \b
-    gossamer try https://example.com     look at 20 pages before a long crawl
-    gossamer crawl https://example.com   crawl it, politely; once more to resume
-    gossamer status example.com          from another terminal: how far it is
-    gossamer export example.com          its pages, as JSON lines
+    gossamer try https://example.com     crawl 20 pages and estimate the rest
+    gossamer crawl https://example.com   crawl the site; run it again to resume
+    gossamer status example.com          show progress, from another terminal
+    gossamer export example.com          print its pages as JSON Lines
     """
     for name, value in (("format", log_format), ("file", log_file), ("level", log_level)):
         if value:
-            # Processes that this one starts log in the same way.
+            # Child processes inherit the logging options.
             os.environ[logs.VARIABLES[name]] = os.path.abspath(value) if name == "file" else value
     logs.check(log_format or "text", log_level or "")
 
 
 def main() -> None:
-    """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
+    """Run a command; a user error prints a message and a hint, never a traceback."""
     code = run_command()
     error = flush_output()
     if error is not None and not isinstance(error, BrokenPipeError):
-        say(f"error: output could not be written: {error.strerror}")
+        say(f"error: cannot write to standard output: {error.strerror}")
         code = Exit.ERROR
     _leave(int(code))
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process. Threads of the HTTP client may call into an interpreter that is being taken down, which would
-    abort it with everything done: where that client is loaded, the process ends after the functions of `atexit`."""
+    """Exit the process. Threads of the HTTP/2 client may call into an interpreter that is shutting down, which would
+    abort it: if that client is loaded, the process exits right after the `atexit` functions."""
     logging.shutdown()
     if "pyreqwest" in sys.modules:
-        # What is registered last is called first, so this one calls the others.
+        # Functions registered last are called first, so this one calls the others.
         def end() -> None:
             atexit.unregister(end)
             end_now(code)
@@ -190,7 +195,7 @@ def run_command() -> int:
         except ExceptionGroup as group:
             raise first_cause(group) from group
     except click.ClickException as error:
-        say(_worded(error))
+        say(_usage_message(error))
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
@@ -200,18 +205,18 @@ def run_command() -> int:
             say(f"hint: {error.hint}")
         return Exit.USAGE if isinstance(error, ConfigError) else Exit.ERROR
     except BrokenPipeError:
-        # The reader of our output has left; nothing more can be said to it.
+        # The reader of our output has closed the pipe.
         return Exit.OK
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        say(f"error: {plain(what)}")
-        if error.errno in _MENDING:
-            say(f"hint: {_MENDING[error.errno]}")
+        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        say(f"error: {plain(message)}")
+        if error.errno in _OS_HINTS:
+            say(f"hint: {_OS_HINTS[error.errno]}")
         return Exit.ERROR
 
 
 def first_cause(group: ExceptionGroup[Exception]) -> Exception:
-    """The first error in a group that can be told in a line; the group itself if there is another one in it."""
+    """The first expected error in a group; the group itself if it also contains an unexpected one."""
     known, others = group.split((GossamerError, OSError))
     found: Exception = known if known is not None and others is None else group
     while found is not group and isinstance(found, ExceptionGroup):
@@ -219,8 +224,8 @@ def first_cause(group: ExceptionGroup[Exception]) -> Exception:
     return found
 
 
-def _worded(error: click.ClickException) -> str:
-    """What was wrong with the command line, and where to read on; a bare group is a question for its help."""
+def _usage_message(error: click.ClickException) -> str:
+    """The message for a wrong command line, with a hint; without a command it is the help itself."""
     text = error.format_message()
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return f"error: {text}"
@@ -229,5 +234,5 @@ def _worded(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name in {
         flag for one in gossamer.params for flag in one.opts
     }:
-        return f"error: {error.option_name} stands before the command\nhint: gossamer {error.option_name} ... crawl ..."
+        return f"error: {error.option_name} goes before the command\nhint: gossamer {error.option_name} ... crawl ..."
     return f"error: {text}\nhint: {error.ctx.command_path} --help"

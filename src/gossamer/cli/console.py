@@ -1,4 +1,4 @@
-"""Console output: data to stdout, messages to stderr, safe text, numbers, tables, and exit codes."""
+"""Console output: data to stdout, messages to stderr, formatted numbers, tables, and exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 
 def say(line: str) -> None:
-    """One line for people, to stderr; that nobody can read it is no reason to fail."""
+    """Print a message to stderr; write errors are ignored."""
     if sys.stderr is None:
         return
     try:
@@ -22,7 +22,7 @@ def say(line: str) -> None:
 
 
 def put(data: bytes) -> None:
-    """Data to stdout; that its reader has left is no error, that it is lost otherwise is one."""
+    """Write data to stdout; a closed pipe is ignored, other errors are raised."""
     if sys.stdout is None:
         return
     try:
@@ -32,7 +32,7 @@ def put(data: bytes) -> None:
 
 
 def hold_standard_streams() -> None:
-    """Put /dev/null where a standard stream was closed: the next file opened would take its number, and its output."""
+    """Open /dev/null for closed standard streams: the next opened file would get their number, and their output."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -42,12 +42,12 @@ def hold_standard_streams() -> None:
                 os.dup2(found, number)
                 os.close(found)
     if sys.stdin is None:
-        # Python leaves it out where it was closed, and who asks for it expects a file, if an empty one.
+        # Python sets it to None if it was closed, but callers expect a file.
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def flush_output() -> OSError | None:
-    """Write out what stdout still holds; the error if that cannot be done, after which nothing more fails at exit."""
+    """Flush stdout. Returns the error if that fails, and silences stdout so that nothing fails at exit."""
     if sys.stdout is None:
         return None
     try:
@@ -65,7 +65,7 @@ def _silence_stdout() -> None:
 
 
 class Exit(IntEnum):
-    """What `$?` says."""
+    """Exit codes."""
 
     OK = 0
     ERROR = 1
@@ -80,7 +80,7 @@ Kind = TypeVar("Kind", bound=object)
 
 
 def span(seconds: float) -> str:
-    """A time: `0.4 s`, `45 s`, `3:07`, `2:03:07`, `5 d 02:03`."""
+    """Format a duration: `0.4 s`, `45 s`, `3:07`, `2:03:07`, `5 d 02:03`."""
     if seconds < 10:
         return f"{max(seconds, 0.0):.1f} s"
     whole = round(seconds)
@@ -95,12 +95,12 @@ def span(seconds: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """Seconds without more digits than people read: 0.133, 1.25, 30."""
+    """Format seconds with few digits: 0.133, 1.25, 30."""
     return f"{round(seconds, 3 if seconds < 1 else 2):g}"
 
 
 def size(count: float) -> str:
-    """A number of bytes: `712 B`, `35.2 kB`, `1.4 GB`."""
+    """Format a number of bytes: `712 B`, `35.2 kB`, `1.4 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
@@ -109,24 +109,24 @@ def size(count: float) -> str:
 
 
 def rate(count: float) -> str:
-    """Pages a second, or a minute where that says more."""
+    """Format a rate in pages per second, or per minute if it is low."""
     if count >= 99.95:
         return f"{count:,.0f}/s"
     return f"{count:.1f}/s" if count >= 0.95 or count == 0 else f"{count * 60:.1f}/min"
 
 
 def many(count: int, word: str) -> str:
-    """`1 page`, `2,000 pages`."""
+    """Format a count with its noun: `1 page`, `2,000 pages`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def most(counts: Mapping[Kind, int], limit: int) -> list[tuple[Kind, int]]:
-    """The largest counts first; among equals the order of their names."""
+    """The largest counts first; ties in the order of their names."""
     return sorted(counts.items(), key=lambda pair: (-pair[1], str(pair[0])))[:limit]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Bars between nothing and the largest value."""
+    """Values as a line of bars, scaled to the largest."""
     top = max(values, default=0.0)
     if top <= 0:
         return _BARS[0] * len(values)
@@ -138,7 +138,7 @@ Row = Sequence[str]
 
 
 def table(title: str, heads: Row, rows: Sequence[Row], limit: int = _MOST_ROWS) -> list[str]:
-    """Rows under their heads, numbers to the right; of very many only the first."""
+    """A table with headings and right-aligned numbers; at most `limit` rows."""
     if not rows:
         return []
     shown = [(title, *heads), *rows[:limit]]

@@ -1,4 +1,4 @@
-"""The commands that run and steer a crawl."""
+"""The commands `crawl` and `worker`."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ from gossamer.redact import masked_address
 @click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="URL...")
 @click.option(
-    "--seeds", type=click.File("r", encoding="utf-8-sig"), help="File with one URL a line; - is standard input."
+    "--seeds", type=click.File("r", encoding="utf-8-sig"), help="File with one URL per line; - is standard input."
 )
 @click.option(
     "--job",
     "name",
     default="",
     shell_complete=job_names,
-    help="Name (kept in crawls/NAME) or folder of the job.  [default: the first host]",
+    help="Name of the job, stored in crawls/NAME, or its folder.  [default: the first host]",
 )
 @click.option(
     "--frontier",
     default="",
     metavar="URL",
     envvar="GOSSAMER_FRONTIER",
-    help="sqlite (in the job's folder), memory:, or of a fleet redis://, postgresql://, mysql:// or folder:/path.",
+    help="sqlite (in the job's folder), memory:, or for a fleet redis://, postgresql://, mysql://, or folder:/path.",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @notice_options
 @region_option
-@shards_option("Shards of a fleet's job: all N, of which these workers take A to B.")
+@shards_option("Number of shards N of a fleet's job, and those that these workers crawl, A to B.")
 @own_results_option
 @settings_options
 def crawl(
@@ -84,7 +84,9 @@ def crawl(
     errors_above: float,
     **options: Any,
 ) -> int:
-    """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added.
+    """Crawl from one or more URLs.
+
+    Run the same command again to resume. New URLs are added to an existing job.
 
     \b
     gossamer crawl https://example.com --max-pages 100
@@ -93,12 +95,12 @@ def crawl(
     gossamer crawl --seeds urls.txt --scope any --max-depth 1
     gossamer crawl https://example.com --frontier redis://host:6379/0
 
-    It obeys robots.txt and waits a second between two requests to a site. Pages and items go to crawls/JOB. Every
-    option below is also a name in gossamer.toml (max_pages = 100) and in the environment (GOSSAMER_MAX_PAGES).
+    The crawl obeys robots.txt and waits one second between two requests to a site. Pages and items are written to
+    crawls/JOB. Settings can also be set in gossamer.toml (max_pages = 100) and in the environment (GOSSAMER_MAX_PAGES).
 
     \b
-    Exit code 0: finished, or stopped in order; 1: an error; 2: wrong usage;
-    3: finished, but some pages failed; 130: interrupted.
+    Exit codes: 0 finished, or stopped by a limit or SIGTERM; 1 error;
+    2 wrong usage; 3 finished, but some pages failed; 130 interrupted.
     """
     logs.start(quiet=quiet)
     refuse_windows()
@@ -125,13 +127,13 @@ def crawl(
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         run = LocalRun(folder, settings, first_urls, frontier=frontier)
     notifier = Notifier(notify)
-    # What could not be fetched with must not be kept: the next run would have it again.
+    # Settings that fail here must not be stored: the next run would read them again.
     asyncio.run(check_fetching(settings))
     job_folder.save_settings(folder, settings)
     judge = Judge(stalled_after=stalled_after, errors_above=errors_above)
     summary = run_loop(_notified(run, quiet, notifier, judge, job or folder.name))
     if run.folder is not None:
-        # Workers, which leave no report and say nothing at their end, need not load this.
+        # Imported here: workers write no report and no summary.
         from gossamer.cli.results import leave_report
 
         leave_report(run.folder)
@@ -139,7 +141,7 @@ def crawl(
         put(f"{json.dumps(_as_json(summary, run.folder))}\n".encode())
     if not quiet:
         if run.known_before and run.added:
-            say(f"added {many(run.added, 'new URL')} to the job that was there")
+            say(f"added {many(run.added, 'new URL')} to the existing job")
         from gossamer.cli.summary import summary_lines
 
         again = f"{shlex.quote(job)} --frontier {shlex.quote(masked_address(frontier))}" if job else ""
@@ -149,26 +151,27 @@ def crawl(
 
 
 def _refuse_fleet_options(*names: str) -> None:
-    """A crawl without a fleet has no regions and shards; what the environment says for others does not matter."""
+    """Reject options for fleets on the command line; their environment variables are ignored without a fleet."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is for fleets", hint="name their frontier: --frontier redis://host:6379/0"
+                f"--{name.replace('_', '-')} is only for fleets",
+                hint="name the frontier: --frontier redis://host:6379/0",
             )
 
 
 async def _notified(run: LocalRun | FleetRun, quiet: bool, notifier: Notifier, judge: Judge, job: str) -> RunSummary:
-    """The crawl, with notices of how it goes and how it ended."""
-    noticing = asyncio.create_task(watch(run, notifier, judge, job=job, clock=SystemClock()))
+    """Run the crawl and send notifications about stalls, errors, and its end."""
+    watching = asyncio.create_task(watch(run, notifier, judge, job=job, clock=SystemClock()))
     try:
         summary = await _crawl(run, quiet)
     except Exception as error:
         await notifier.send("failed", plain(str(error)), job=job)
         raise
     finally:
-        noticing.cancel()
-        await asyncio.gather(noticing, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
     pages, failures = run.figures
     event = "finished" if summary.counts.finished else "stopped"
     await notifier.send(event, f"{pages:,} pages, {failures:,} failed", job=job, pages=pages, failures=failures)
@@ -179,15 +182,15 @@ async def _crawl(run: LocalRun | FleetRun, quiet: bool) -> RunSummary:
     def stop(number: int) -> None:
         run.stop(signal.Signals(number).name)
         if not quiet:
-            say("stopping: finishing the fetches under way (once more to leave at once)")
+            say("stopping: finishing current fetches (press Ctrl-C again to exit immediately)")
 
     watching: asyncio.Task[None] | None = None
     if not quiet:
-        # Those who show nothing need not load what draws.
+        # Imported here: quiet crawls do not need it.
         from gossamer.cli.live_view import follow
 
         watching = asyncio.create_task(follow(run))
-    # A second signal costs only what is under way: the state on disk is good at every moment.
+    # A second signal loses only current fetches: the state on disk is consistent at any moment.
     settings = run.settings if isinstance(run, LocalRun) and run.settings.workers == 1 else None
     try:
         async with leaving(stop, interrupt=run.interrupt, settings=settings):
@@ -228,18 +231,16 @@ def _as_json(summary: RunSummary, folder: Path | None) -> dict[str, Any]:
 
 @click.command()
 @click.argument("place", metavar="DIR|FRONTIER", default="", shell_complete=job_names, envvar="GOSSAMER_FRONTIER")
-@click.option(
-    "--job", "name", default="", shell_complete=job_names, help="Name of the job, where FRONTIER is a server."
-)
-@click.option("--frontier", default="", metavar="URL", help="As FRONTIER; then DIR may be the name of the job.")
-@click.option("--name", "worker_name", default="", help="Name of this worker.  [default: machine and process number]")
-@click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
+@click.option("--job", "name", default="", shell_complete=job_names, help="Name of the job if FRONTIER is an address.")
+@click.option("--frontier", default="", metavar="URL", help="Address of the frontier; DIR is then the job's name.")
+@click.option("--name", "worker_name", default="", help="Name of this worker.  [default: host name and process id]")
+@click.option("--out", default="", help="Results folder of a fleet's worker.  [default: crawls/JOB]")
 @region_option
-@shards_option("Part of the fleet's sites that this worker takes: shards A to B of N.")
+@shards_option("Shards that this worker crawls: A to B of N.  [default: all]")
 @own_results_option
-@click.option("--wait", is_flag=True, help="Wait for the job of a fleet, and for its next run; leave on a signal only.")
+@click.option("--wait", is_flag=True, help="Wait for the fleet's job and for its next runs; exit only on a signal.")
 @click.option("--health-file", type=click.Path(path_type=Path, dir_okay=False),
-              help="With --wait: a file to touch while alive; its word says whether it is ready.")  # fmt: skip
+              help="With --wait: file for health probes; contains the state and is touched every 2 s.")  # fmt: skip
 @click.option("--supervised", "supervision", type=(int, int), default=(0, 0), hidden=True)
 def worker(
     place: str,
@@ -254,29 +255,32 @@ def worker(
     health_file: Path | None,
     supervision: tuple[int, int],
 ) -> int:
-    """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over.
+    """Join a running crawl as one more worker.
+
+    DIR is the folder or name of a job on this machine, FRONTIER the address of a fleet's frontier. The worker exits
+    when the job is finished.
 
     \b
-    gossamer worker example.com                             one more here
-    gossamer worker redis://host:6379/0 --job shop          one of a fleet
-    gossamer worker redis://host:6379/0 --job shop --wait   for every run of it
+    gossamer worker example.com                             a job on this machine
+    gossamer worker redis://host:6379/0 --job shop          a job of a fleet
+    gossamer worker redis://host:6379/0 --job shop --wait   all runs of that job
 
-    SIGTERM lets it finish what it is fetching, and gives back the rest.
+    On SIGTERM the worker finishes its current fetches and returns its leases.
     """
     logs.start()
     refuse_windows()
     if health_file is not None and not wait:
-        raise ConfigError("--health-file is for workers that wait", hint="add --wait")
+        raise ConfigError("--health-file needs --wait", hint="add --wait")
     supervised, supervisor = supervision
     if supervised:
         die_with(supervisor)
     own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"
     if is_fleet(frontier):
-        # As all other commands take it: gossamer worker JOB --frontier URL.
+        # The form of all other commands: gossamer worker JOB --frontier URL.
         name, place = name or (place if not is_address(place) else ""), frontier
     if is_address(place) and is_fleet(place):
         if not name:
-            raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
+            raise ConfigError("no job given", hint="name it: gossamer worker FRONTIER --job NAME")
         folder = Path(out) if out else job_folder.folder_of(name, ())
         if wait:
             standby = Standby(
@@ -296,7 +300,7 @@ def worker(
             return _fatal(error, supervised)
         return Exit.OK
     if not place:
-        raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
+        raise ConfigError("no job given", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
     _refuse_fleet_options("region", "shards", "own_results", "wait")
     try:
         run_loop(join(job_folder.folder_of(place, ()), name=own_name, supervised=supervised))
@@ -313,7 +317,7 @@ def worker(
 
 
 def _fatal(error: GossamerError, supervised: int) -> int:
-    """The exit code that keeps a supervisor from starting the worker again: the next one would fail alike."""
+    """Print the error and return the exit code that tells a supervisor not to restart the worker."""
     if not supervised:
         raise error
     say(f"error: {error}")

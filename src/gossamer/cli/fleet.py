@@ -73,7 +73,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
             hint="name a folder that all of them have, --sink jsonl:/mnt/shared/crawl, or a server: --sink mysql://...",
         )
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
-    say(f"{plain(job)}: {many(count, 'URL')} added, {len(first_urls) - count:,} known already")
+    say(f"{plain(job)}: {many(count, 'URL')} added, {len(first_urls) - count:,} already known")
     for weakness in run(_weaknesses(frontier, settings)):
         say(f"weak: {plain(weakness.says)}")
         say(f"hint: {plain(weakness.mend)}")

@@ -1,4 +1,4 @@
-"""The command `init`: a settings file and a first spider to start from."""
+"""The command `init`: creates a settings file and a first spider."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from gossamer.cli.console import Exit, say
 from gossamer.errors import ConfigError
 
 SETTINGS = """\
-# Settings of every crawl that is started in this folder; the command line goes first.
-# All of them: `gossamer crawl --help`. A misspelt name is an error.
+# Settings of all crawls that are started in this folder. The command line overrides them.
+# `gossamer crawl --help` lists all settings. An unknown name is an error.
 
 spider = "spider.py"
 
-# Say who is crawling, and how to reach you.
+# Identify your crawler, and say how to contact you.
 # user_agent = "NAME/1.0 (+https://your.site; you@your.site)"
 
 delay = 1.0             # seconds between two requests to a site
-# max_pages = 1000      # stop after so many pages
-# max_depth = 5         # follow links at most so deep
+# max_pages = 1000      # stop after this many pages
+# max_depth = 5         # max link depth from the seeds
 # scope = "site"        # site, domain or any
 # allow = ["/page/"]    # follow only URLs that match one of these regular expressions
-# deny = ["/login"]     # never follow these
-# links = "main"        # follow only the links inside this CSS region
-# concurrency = 64      # fetches at once, over all sites
-# workers = 1           # processes
-# text = true           # keep the text of each page
+# deny = ["/login"]     # never follow URLs that match one of these
+# links = "main"        # follow only links inside elements that match this CSS selector
+# concurrency = 64      # max concurrent fetches, over all sites
+# workers = 1           # worker processes
+# text = true           # store the text of each page
 
-# One site may have settings of its own.
+# Settings of a single site:
 # [sites."slow.example"]
 # delay = 5.0
 """
@@ -49,19 +49,23 @@ class Quotes(Spider):
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def init(folder: Path, force: bool) -> int:
-    """Write a settings file and a first spider into DIR."""
+    """Create a settings file and a first spider in DIR.
+
+    DIR is the current folder by default.
+    """
     files = {folder / "gossamer.toml": SETTINGS, folder / "spider.py": SPIDER}
     there = [str(path) for path in files if path.exists()]
     if there and not force:
         raise ConfigError(
-            f"{' and '.join(there)} exist already", hint="--force overwrites, `gossamer init DIR` goes elsewhere"
+            f"{' and '.join(there)} already exist",
+            hint="use --force to overwrite, or another folder: gossamer init DIR",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         path.write_text(text, "utf-8")
         say(f"wrote {path}")
     enter = "" if folder == Path() else f"cd {folder} && "
-    say(f"hint: change spider.py to your site, then: {enter}gossamer crawl")
+    say(f"hint: adapt spider.py to your site, then run: {enter}gossamer crawl")
     return Exit.OK

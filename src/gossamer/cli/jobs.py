@@ -1,4 +1,4 @@
-"""Commands on a job, wherever it runs: status, pause, resume, stop, add, delete."""
+"""Commands on jobs: status, pause, resume, stop, add, delete."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _COUNTS = (
 
 
 def status_json(status: JobStatus) -> dict[str, Any]:
-    """A status as `status --json` prints it. Scripts read these shapes: the workers of a job of this machine are a
-    mapping of names to processes, those of a fleet's job a list."""
+    """The output of `status --json`. Scripts depend on its shape: the workers of a job on this machine are a mapping of
+    names to process ids, those of a fleet's job a list."""
     found: dict[str, Any] = {"state": status.state, "counts": msgspec.to_builtins(status.counts)}
     sites = [dict(site) for site in status.sites]
     if not status.is_shared:
@@ -70,19 +70,19 @@ def _results(found: ResultsStatus | None) -> dict[str, Any] | None:
 
 
 def cut_lines(found: Mapping[str, Any] | None) -> list[str]:
-    """A line for the pages that were cut, if there are any."""
+    """A line about pages that a limit has cut, if there are any."""
     if not found or not found["pages"]:
         return []
     reasons = ", ".join(f"{plain(reason, 40)}: {each['pages']:,}" for reason, each in found["reasons"].items())
     return [f"  {'cut':10} {found['pages']:>12,} pages ({reasons})"]
 
 
-def _plain_values(pulse: Heartbeat) -> dict[str, Any]:
-    return {name: getattr(pulse, name) for name in Heartbeat.__struct_fields__}
+def _plain_values(heartbeat: Heartbeat) -> dict[str, Any]:
+    return {name: getattr(heartbeat, name) for name in Heartbeat.__struct_fields__}
 
 
 def status_lines(name: str, found: Mapping[str, Any]) -> list[str]:
-    """What `as_json` gives, as a terminal shows it: bounded, whatever the size of the fleet."""
+    """The status of a fleet's job for the terminal; its length does not grow with the fleet."""
     workers = found["workers"]
     live = [worker for worker in workers if worker["live"]]
     head = f"{plain(name)}: {found['state']}"
@@ -110,18 +110,18 @@ def _counts(counts: Mapping[str, Any]) -> list[str]:
         "  " + "    ".join(f"{word.replace('_', ' '):<12} {counts[word]:>12,}" for word in words) for words in _COUNTS
     ]
     if counts.get("freshness") is not None:
-        text.append(f"  {'fresh':<12} {counts['freshness']:>12.1%} of the copies, as predicted from the changes seen")
+        text.append(f"  {'fresh':<12} {counts['freshness']:>12.1%} of the stored pages (predicted)")
     return text
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     here = [worker for worker in workers if not worker["left"]]
-    # Those that are wanting come first, then those that do most.
+    # Dead workers first, then the fastest.
     here.sort(key=lambda worker: (worker["live"], -worker["rate"], worker["worker"]))
     heads = ("region", "host", "pages", "rate", "sites", "cpu", "memory", "heard")
     text = table("WORKER", heads, [_worker(worker) for worker in here], _MOST_WORKERS)
     left = len(workers) - len(here)
-    return [*text, f"  {left:,} left in good order within the last minutes"] if left else text
+    return [*text, f"  {left:,} exited normally within the last minutes"] if left else text
 
 
 def _worker(worker: Mapping[str, Any]) -> Row:
@@ -142,10 +142,10 @@ def _worker(worker: Mapping[str, Any]) -> Row:
 
 
 def _region(name: str, region: Mapping[str, Any]) -> Row:
-    manned = f"{region['workers']:,}"
+    workers = f"{region['workers']:,}"
     if name and not region["workers"] and region["ready"] + region["later"]:
-        manned = click.style(manned, fg="red")
-    return _cut(name, 20) or "(none)", manned, rate(region["rate"]), f"{region['ready']:,}", f"{region['later']:,}"
+        workers = click.style(workers, fg="red")
+    return _cut(name, 20) or "(none)", workers, rate(region["rate"]), f"{region['ready']:,}", f"{region['later']:,}"
 
 
 def _site(site: Mapping[str, Any]) -> Row:
@@ -191,14 +191,14 @@ _FIGURES = ("stored", "queued", "delayed", "failed", "known", "sites")
 
 
 def list_json(job: JobSummary) -> dict[str, Any]:
-    """A job as `status --json` lists it."""
+    """A job in the list of `status --json`."""
     if job.counts is None:
         return {"job": job.name, "state": job.problem}
     return {"job": job.name, "state": job.state, **{word: getattr(job.counts, word) for word in _FIGURES}}
 
 
 def list_lines(found: Sequence[JobSummary]) -> list[str]:
-    """Jobs as a terminal shows them."""
+    """A table of jobs for the terminal."""
     rows = [
         (plain(job.name), plain(job.state or job.problem), *(_figure(job, word) for word in _FIGURES)) for job in found
     ]
@@ -214,13 +214,13 @@ _STATES: dict[str, JobState] = {"pause": "paused", "resume": "running", "stop": 
 
 
 def on_a_job(command: Command, *, is_named: bool = True) -> Command:
-    """Give a command the job's name and, for fleets, the address of its frontier."""
+    """Add the argument JOB and the option `--frontier` to a command."""
     option = click.option(
         "--frontier",
         default="",
         metavar="URL",
         envvar="GOSSAMER_FRONTIER",
-        help="Where the job is, if not here.",
+        help="Address of the frontier, for a job of a fleet.",
     )
     metavar = "JOB" if is_named else "[JOB]"
     return click.argument("name", metavar=metavar, required=is_named, shell_complete=job_names)(option(command))
@@ -229,11 +229,11 @@ def on_a_job(command: Command, *, is_named: bool = True) -> Command:
 @click.command()
 @partial(on_a_job, is_named=False)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.option("--check", is_flag=True, help="Of a fleet's job: count its records, however many; exit 1 if some miss.")
+@click.option("--check", is_flag=True, help="Count the records of a fleet's job; exit with 1 if some are missing.")
 def status(name: str | None, frontier: str, as_json: bool, check: bool) -> int:
-    """Show how far a job is, running or not.
+    """Show the progress of a job, running or not.
 
-    Without a name it lists the jobs in this folder, or on the frontier.
+    Without JOB, list the jobs in this folder, or on the frontier.
     """
     if name is None:
         return _list(frontier, as_json=as_json)
@@ -279,7 +279,7 @@ def _list(frontier: str, *, as_json: bool) -> int:
     if not found:
         click.echo(f"no jobs in {masked_address(frontier) if is_fleet(frontier) else 'crawls/'}", err=True)
         if not is_fleet(frontier):
-            click.echo("hint: those of a fleet are shown by gossamer status --frontier URL", err=True)
+            click.echo("hint: list the jobs of a fleet with: gossamer status --frontier URL", err=True)
     return Exit.OK
 
 
@@ -288,23 +288,23 @@ async def _status(name: str, frontier: str, *, check: bool) -> JobStatus:
         return await job.status(check=check)
 
 
-def _steering(verb: str) -> click.Command:
+def _control_command(verb: str) -> click.Command:
     @click.command(verb, help=LINES[verb])
     @on_a_job
     def command(name: str, frontier: str) -> int:
-        run(_steer(name, frontier, verb))
+        run(_set_state(name, frontier, verb))
         click.echo(f"{name}: {_STATES[verb]}", err=True)
         return Exit.OK
 
     return command
 
 
-async def _steer(name: str, frontier: str, verb: str) -> None:
+async def _set_state(name: str, frontier: str, verb: str) -> None:
     async with open_job(name, frontier) as job:
         await job.set_state(_STATES[verb])
 
 
-pause, resume, stop = _steering("pause"), _steering("resume"), _steering("stop")
+pause, resume, stop = _control_command("pause"), _control_command("resume"), _control_command("stop")
 
 
 @click.command()
@@ -314,7 +314,7 @@ def add(name: str, frontier: str, urls: tuple[str, ...]) -> int:
     """Add URLs to a running crawl."""
     seeds = read_seeds(urls)
     count = run(_add(name, frontier, seeds))
-    click.echo(f"{name}: {count} added, {len(seeds) - count} known already", err=True)
+    click.echo(f"{name}: {count} added, {len(seeds) - count} already known", err=True)
     return Exit.OK
 
 
@@ -325,23 +325,25 @@ async def _add(name: str, frontier: str, seeds: Sequence[str]) -> int:
 
 @click.command()
 @on_a_job
-@click.option("--results", is_flag=True, help="Delete what the job has stored in its folder, too.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--results", is_flag=True, help="Also delete the results in the job's folder.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def delete(name: str, frontier: str, results: bool, yes: bool, as_json: bool) -> int:
-    """Delete a job: its queue, and its memory of the URLs that it has fetched.
+    """Delete a job: its queue and the record of the URLs that it has fetched.
 
     \b
     gossamer delete shop             keeps crawls/shop/pages.jsonl
-    gossamer delete shop --results   deletes that, too
-    gossamer delete shop --yes       asks nothing
+    gossamer delete shop --results   deletes the results, too
+    gossamer delete shop --yes       does not ask for confirmation
 
-    A running job is refused: stop it first. Results stay unless --results is given; what a job has stored on servers,
-    in buckets, or under another path is never deleted.
+    Stop a running job first. Results are kept without --results. Results on servers, in buckets, or under other paths
+    are never deleted.
     """
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise ConfigError(f"nobody is here to confirm that job {name!r} is deleted", hint="add --yes")
+            raise ConfigError(
+                f"deleting job {name!r} needs confirmation, and stdin is not a terminal", hint="add --yes"
+            )
         if not click.confirm(f"{run(_question(name, frontier, results))} Delete it?", err=True):
             say("nothing was deleted")
             return Exit.ERROR
@@ -351,9 +353,9 @@ def delete(name: str, frontier: str, results: bool, yes: bool, as_json: bool) ->
         put(f"{json.dumps({'job': name, 'results': kept, 'elsewhere': removed.elsewhere})}\n".encode())
     say(f"{plain(name)}: deleted")
     if kept:
-        say(f"{plain(name)}: its results are still in {plain(kept)}")
+        say(f"{plain(name)}: results kept in {plain(kept)}")
     if removed.elsewhere:
-        say(f"{plain(name)}: what it stored in {plain(', '.join(removed.elsewhere))} was not touched")
+        say(f"{plain(name)}: results kept in {plain(', '.join(removed.elsewhere))}")
     return Exit.OK
 
 
@@ -362,7 +364,7 @@ async def _question(name: str, frontier: str, results: bool) -> str:
         await check_rest(job)
         counts = await job.counts()
         where = masked_address(frontier) if job.frontier else str(job.folder)
-        left = f"and the results in {job.folder}" if results else f"but not the results in {job.folder}"
+        left = f"with the results in {job.folder}" if results else f"keeping the results in {job.folder}"
         return f"Job {plain(name)} in {plain(where)}: {counts.known:,} known URLs, {counts.queued:,} queued, {left}."
 
 

@@ -1,4 +1,4 @@
-"""The live view of a crawl on a terminal, and a line every ten seconds elsewhere."""
+"""The live view of a crawl on a terminal; without a terminal, a progress line every ten seconds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NOW_SECONDS = 5.0
 _TREND_SECONDS = 60.0
 _TREND_LEAST_SECONDS = 10.0
 _COST_SHARE = 200
-"""The frontier is asked for its counts so seldom that this takes one part in so many of the time."""
+"""Reading the frontier's counts takes at most 1/200 of the time."""
 _BUCKETS = 120
 
 
 class Progress:
-    """Looks at a run now and then; cheap, however large the frontier is."""
+    """Samples a run: counts, rates, and the time left. Its cost does not grow with the frontier."""
 
     def __init__(self, run: LocalRun | FleetRun) -> None:
         self._run = run
@@ -44,7 +44,7 @@ class Progress:
         self._history = RateHistory()
 
     async def look(self) -> None:
-        """Take a reading."""
+        """Take a sample."""
         now = self.stats.seconds
         if now >= self._ask_at:
             self.counts = await self._run.counts()
@@ -59,60 +59,60 @@ class Progress:
 
     @property
     def workers(self) -> int:
-        """Processes that fetch."""
+        """Number of worker processes."""
         return self._run.workers
 
     @property
     def waiting(self) -> int:
-        """Requests that are known and not settled."""
+        """Requests that are queued, delayed, or leased."""
         return self.counts.queued + self.counts.delayed + self.counts.leased
 
     @property
     def rate(self) -> float:
-        """Pages a second over the last few seconds."""
+        """Pages per second over the last few seconds."""
         (first_at, first, _), (last_at, last, _) = self._recent[0], self._recent[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
 
     @property
     def byte_rate(self) -> float:
-        """Bytes a second over the last few seconds."""
+        """Bytes per second over the last few seconds."""
         (first_at, _, first), (last_at, _, last) = self._recent[0], self._recent[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the crawl ends, where that can be told; the nearest of its ends counts."""
+        """Estimated seconds until the crawl ends by a limit or an empty queue; None if unknown."""
         settings, ends = self._run.settings, []
         if settings.max_seconds is not None:
             ends.append(settings.max_seconds - self.stats.seconds)
         if settings.max_pages is not None and self.stats.mean_rate > 0:
             ends.append((settings.max_pages - self.counts.stored) / (self.rate or self.stats.mean_rate))
         (first_at, first), (last_at, last) = self._left[0], self._left[-1]
-        # A continuous crawl goes on when its queue is empty.
+        # A continuous crawl does not end with an empty queue.
         if last < first and last_at - first_at >= _TREND_LEAST_SECONDS and not settings.recrawl:
             ends.append(last * (last_at - first_at) / (first - last))
         return max(0.0, min(ends)) if ends else None
 
     @property
     def share(self) -> float | None:
-        """How much of what was asked for is done."""
+        """The share of `max_pages` that is stored; None without that limit."""
         limit = self._run.settings.max_pages
         return min(1.0, self.counts.stored / limit) if limit else None
 
     def sparkline(self, width: int) -> str:
-        """The rate since the start."""
+        """The rate since the start as a line of bars."""
         return console.sparkline(self._history.rates(width))
 
 
 class RateHistory:
-    """Pages a second since the start, in a bounded number of buckets that get longer as the run does."""
+    """Pages per second since the start, in a bounded number of buckets whose length doubles as the run goes on."""
 
     def __init__(self) -> None:
         self._seconds = 1.0
         self._totals = [0]
 
     def add(self, now: float, pages: int) -> None:
-        """Note how many pages there are by now."""
+        """Add the current number of pages."""
         while now >= len(self._totals) * self._seconds:
             self._totals.append(pages)
             if len(self._totals) > _BUCKETS:
@@ -120,7 +120,7 @@ class RateHistory:
                 self._seconds *= 2
 
     def rates(self, width: int) -> list[float]:
-        """The newest readings of at most `width` steps, each over as many buckets as it takes to show them all."""
+        """The rates since the start in at most `width` steps of equal length."""
         step = max(1, -(-(len(self._totals) - 1) // width))
         ends = self._totals[::-1][::step][::-1]
         return [(later - earlier) / (step * self._seconds) for earlier, later in pairwise(ends)]
@@ -131,16 +131,16 @@ _PATIENCE_SECONDS = 1.0
 
 
 class ScreenLine(NamedTuple):
-    """A line as it is written, colours and all, and the columns that it takes."""
+    """A line with its color codes, and its width in columns."""
 
     text: str
     width: int
 
 
 class Writer:
-    """Writes to a descriptor in a thread of its own, so that a terminal that was stopped holds up nobody.
+    """Writes to a descriptor in a thread, so that a stopped terminal does not block the crawl.
 
-    Of lines a bounded number is kept, of frames only the newest. An error ends the writing, not the crawl."""
+    Keeps a bounded number of lines and only the newest frame. A write error ends the output, not the crawl."""
 
     def __init__(self, descriptor: int, encoding: str = "utf-8") -> None:
         self._descriptor = descriptor
@@ -154,7 +154,7 @@ class Writer:
         self._thread.start()
 
     def say(self, line: str) -> None:
-        """Add a line for good, above the frame if there is one."""
+        """Print a permanent line, above the frame if there is one."""
         with self._changed:
             self._said.append(line)
             self._changed.notify()
@@ -166,12 +166,12 @@ class Writer:
             self._changed.notify()
 
     def forget(self) -> None:
-        """Leave the frame where it is: somebody else has written since, and the next one starts below."""
+        """Leave the frame where it is, because another program has written to the terminal; draw the next one below."""
         with self._changed:
             self._shown, self._wanted = [], None
 
     def close(self) -> bool:
-        """Remove the frame, write what was said and end; False if the terminal would not take it in time."""
+        """Remove the frame, write pending lines, and end; False if the terminal did not accept them in time."""
         with self._changed:
             self._wanted, self._closed = [], True
             self._changed.notify()
@@ -192,18 +192,18 @@ class Writer:
             try:
                 self._write(text)
             except OSError:
-                # Nobody reads any more, or the disk is full: the crawl does not depend on being watched.
+                # The reader is gone, or the disk is full: the crawl continues without a live view.
                 return
 
     def _compose(self, said: list[str], frame: list[ScreenLine]) -> str:
         if not frame and not self._shown:
             return "".join(f"{line}\n" for line in said)
-        # Each line is written over the old one and then cut, so that nothing is ever blank in between.
+        # Each line overwrites the old one and then clears the rest, which avoids flicker.
         lines = "".join(f"{line}\x1b[K\n" for line in (*said, *(line.text for line in frame)))
         return f"{self._way_back()}\r{lines}\x1b[J"
 
     def _way_back(self) -> str:
-        """To the first line of the old frame; a terminal made narrower has broken its lines in the meantime."""
+        """Escape code to the first line of the old frame; a terminal that became narrower has wrapped its lines."""
         columns, _ = terminal_size(self._descriptor)
         rows = sum(1 + max(line.width - 1, 0) // columns for line in self._shown)
         return f"\x1b[{rows}A" if rows else ""
@@ -215,9 +215,9 @@ class Writer:
 
 
 class Screen:
-    """A frame at the bottom of the terminal on stderr for as long as the block lasts; needs a running loop.
+    """A frame at the bottom of the terminal on stderr while the block runs; needs a running event loop.
 
-    All that this process and its children write to stderr meanwhile is caught, made harmless and shown above."""
+    Output of this process and its children to stderr is captured, escaped, and shown above the frame."""
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -230,8 +230,8 @@ class Screen:
         os.close(write_end)
         self._rest = b""
         self._loop.add_reader(self._caught, self._catch)
-        # After Ctrl-Z and fg the cursor is somewhere else.
-        # Not by way of the loop, which would take the socket that tells the watchdog of signals.
+        # After Ctrl-Z and fg the cursor is elsewhere. `loop.add_signal_handler` would replace the wakeup socket through
+        # which the watchdog sees signals.
         signal.signal(signal.SIGCONT, lambda *_: self._loop.call_soon_threadsafe(self._writer.forget))
         return self
 
@@ -248,11 +248,11 @@ class Screen:
             os.close(self._terminal)
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines of the terminal at this moment."""
+        """Current columns and lines of the terminal."""
         return terminal_size(self._terminal)
 
     def draw(self, frame: list[ScreenLine]) -> None:
-        """Show the frame, unless the terminal belongs to another job now."""
+        """Show the frame, unless another job of the shell has the terminal."""
         if in_background(self._terminal):
             self._writer.forget()
         else:
@@ -276,13 +276,13 @@ class Screen:
 
 
 def has_screen() -> bool:
-    """Whether stderr is a terminal that can be drawn on, and ours to draw on."""
+    """Whether stderr is a terminal that supports drawing, and this process is in the foreground."""
     drawable = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     return sys.stderr is not None and drawable and os.isatty(2) and not in_background(2)
 
 
 def terminal_size(descriptor: int) -> tuple[int, int]:
-    """Columns and lines; 80 by 24 where the terminal does not know."""
+    """Columns and lines; 80 by 24 if the terminal does not report them."""
     try:
         columns, lines = os.get_terminal_size(descriptor)
     except OSError:
@@ -308,7 +308,7 @@ Cell = Sequence[Part]
 
 
 async def follow(run: LocalRun | FleetRun) -> None:
-    """Show the crawl as it goes, until cancelled. Nothing that happens to the terminal reaches the crawl."""
+    """Show the progress of the crawl until cancelled. Terminal errors do not affect the crawl."""
     if sys.stderr is None:
         return
     if has_screen():
@@ -344,7 +344,7 @@ async def _lines(run: LocalRun | FleetRun) -> None:
 
 
 def progress_line(progress: Progress) -> str:
-    """Where the crawl is, as words with values."""
+    """The progress as key=value pairs."""
     counts, stats = progress.counts, progress.stats
     words = {
         "elapsed": f"{stats.seconds:.0f}s",
@@ -366,7 +366,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def frame(progress: Progress, width: int, height: int) -> list[Text]:
-    """The live view in at most so many columns and lines; the latest pages give way first."""
+    """The live view, at most `width` columns and `height` lines; the latest pages are dropped first."""
     rows = [_heading(progress, width), *_body(progress, width)]
     room = height - len(rows)
     if room > 1:
@@ -377,7 +377,7 @@ def frame(progress: Progress, width: int, height: int) -> list[Text]:
 
 
 def rendered(rows: Sequence[Text], console: Console) -> list[ScreenLine]:
-    """Rows with their colours as this terminal knows them."""
+    """Rows with the color codes of this terminal."""
     with console.capture() as captured:
         for row in rows:
             console.print(row, soft_wrap=True)
@@ -468,7 +468,7 @@ def _latest(progress: Progress, width: int, most: int) -> list[Text]:
 
 
 def _row(label: str, cells: Sequence[Cell], width: int) -> list[Text]:
-    """A label and its cells, on a second line where the first is full; what does not fit there either is left out."""
+    """A label and its cells on at most two lines; cells that do not fit are omitted."""
     rows = [Text.assemble((f"{label:<{_LABEL}}", "dim"))]
     used = _LABEL
     for place, cell in enumerate(cells):

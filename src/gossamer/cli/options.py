@@ -1,4 +1,4 @@
-"""Command-line options made from the settings, help in sections, and shell completion."""
+"""Command-line options generated from the settings, help in sections, and shell completion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FLAGS = {
 
 
 def settings_options(command: Command) -> Command:
-    """Give a command one option for every setting; those that are not used arrive as None or ()."""
+    """Add an option for every setting to a command; options that are not given are None or ()."""
     for name in reversed(FIELDS):
         if name not in _FILE_ONLY:
             command = _option(name)(command)
@@ -35,7 +35,7 @@ def settings_options(command: Command) -> Command:
 
 
 def some_settings(*names: str) -> Callable[[Command], Command]:
-    """Give a command the options of these settings only."""
+    """Add the options of these settings to a command."""
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
@@ -46,48 +46,49 @@ def some_settings(*names: str) -> Callable[[Command], Command]:
 
 
 def region_option(command: Command) -> Command:
-    """The region of the workers that a command starts: theirs, and no setting of the job."""
+    """Add `--region`: a property of the workers that the command starts, not a setting of the job."""
     option = click.option(
         "--region",
         default="",
         envvar="GOSSAMER_REGION",
         callback=lambda _context, _option, value: check_region(value) if value else "",
-        help="Region of this machine's workers: they take only its sites, and those of no region.",
+        help="Region of this machine's workers; they crawl its sites and those without a region.",
     )
     return option(command)
 
 
 def own_results_option(command: Command) -> Command:
-    """Let a machine store in a folder of its own: of the machine, and no setting of the job."""
+    """Add `--own-results`: a property of the machine, not a setting of the job."""
     option = click.option(
         "--own-results",
         is_flag=True,
         envvar="GOSSAMER_OWN_RESULTS",
-        help="Store in this machine's own folder if the job's is not here; gather its segments yourself.",
+        help="Store results locally if the job's results folder is not mounted; collect the segments yourself.",
     )
     return option(command)
 
 
 def notice_options(command: Command) -> Command:
-    """Whom to tell how a run goes: of the command and not of the job, since a command must never come from a store."""
+    """Add the notification options. They belong to the command, not to the job: a frontier must never supply a command
+    to run."""
     options = (
         click.option(
             "--notify",
             multiple=True,
             metavar="URL|exec:COMMAND",
-            help="Tell a web hook, or a command, of the end, a stall, many errors.",
+            help="Webhook or command to notify when a job ends, stalls, or has many errors.",
         ),
         click.option(
             "--stalled-after",
             type=click.FloatRange(1),
             default=600.0,
-            help="With --notify: seconds without a page that are a stall.  [default: 600]",
+            help="With --notify: seconds without a page before a job counts as stalled.  [default: 600]",
         ),
         click.option(
             "--errors-above",
             type=click.FloatRange(0, 1),
             default=0.5,
-            help="With --notify: the share of failures that are many.  [default: 0.5]",
+            help="With --notify: share of failed pages above which to notify.  [default: 0.5]",
         ),
     )
     for option in reversed(options):
@@ -96,7 +97,7 @@ def notice_options(command: Command) -> Command:
 
 
 def shards_option(help_text: str) -> Callable[[Command], Command]:
-    """The part of a job's shards that a command is about."""
+    """An option for a range of a job's shards."""
     return click.option(
         "--shards",
         default="",
@@ -108,7 +109,7 @@ def shards_option(help_text: str) -> Callable[[Command], Command]:
 
 
 def as_arguments(values: Mapping[str, Any]) -> list[str]:
-    """Settings as the words that say them on the command line."""
+    """Settings as command-line arguments."""
     words: list[str] = []
     for name, value in values.items():
         flag, _, negative = _FLAGS.get(name, "--" + name.replace("_", "-")).partition("/")
@@ -128,13 +129,15 @@ def _joined(value: Any) -> str:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were set on the command line."""
+    """The settings that the command line sets."""
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in FIELDS or value is None or value == ():
             continue
         if name == "recrawl" and "://" in value:
-            raise ConfigError(f"--recrawl {value}: that is a URL", hint="give the URL first, or write --recrawl=table")
+            raise ConfigError(
+                f"--recrawl {value}: expected a mode, got a URL", hint="put the URL first, or write --recrawl=table"
+            )
         values[name] = _pairs(name, value) if name in _PAIRS else value
         if name == "regions":
             values[name] = {region: text.replace(" ", "").split(",") for region, text in values[name].items()}
@@ -166,7 +169,7 @@ def _option(name: str) -> Callable[[Command], Command]:
 
 
 def _unwrap(kind: Any) -> tuple[Any, str]:
-    """The bare type of a field, and its description."""
+    """The type of a field without annotations and None, and its description."""
     description = ""
     while True:
         if hasattr(kind, "__metadata__"):
@@ -183,27 +186,27 @@ def _pairs(name: str, values: tuple[str, ...]) -> dict[str, str]:
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key.strip():
-            flag, lacks = _FLAGS.get(name, f"--{name}"), "no name before the '='" if equals else "no '='"
-            raise ConfigError(f"{flag} {value!r} has {lacks}", hint=f"write {_PAIRS[name]}")
+            flag, missing = _FLAGS.get(name, f"--{name}"), "name before the '='" if equals else "'='"
+            raise ConfigError(f"{flag} {value!r}: missing {missing}", hint=f"write {_PAIRS[name]}")
         pairs[key.strip()] = text.strip()
     return pairs
 
 
 SECTIONS = {
-    "spider": "What to take",
-    "max_pages": "Where to go, and when to stop",
-    "delay": "Pace",
-    "robots": "Manners, headers, addresses",
-    "connect_seconds": "Limits",
+    "spider": "Extraction and output",
+    "max_pages": "Scope and limits of the crawl",
+    "delay": "Speed and concurrency",
+    "robots": "Robots.txt, headers, and network",
+    "connect_seconds": "Limits per page",
     "browser_path": "Browser",
-    "lease_seconds": "Leases, storing, trying again",
-    "recrawl": "Crawl for ever",
+    "lease_seconds": "Leases, commits, and retries",
+    "recrawl": "Continuous crawling",
 }
-"""A heading stands before the setting it names; a new setting falls under the heading where it is declared."""
+"""Setting -> the heading that precedes it in the help; settings declared after it are under the same heading."""
 
 
 def section_of() -> dict[str, str]:
-    """Setting -> its heading."""
+    """Map each setting to its heading."""
     found, heading = {}, ""
     for name in FIELDS:
         heading = SECTIONS.get(name, heading)
@@ -212,7 +215,7 @@ def section_of() -> dict[str, str]:
 
 
 def options_by_section(command: click.Command, context: click.Context) -> dict[str, list[click.Option]]:
-    """Heading -> options; the command's own come first, under an empty one."""
+    """Map headings to options; the command's own options come first, under an empty heading."""
     headings = section_of()
     found: dict[str, list[click.Option]] = {"": [], **{heading: [] for heading in SECTIONS.values()}}
     for option in command.get_params(context):
@@ -222,7 +225,7 @@ def options_by_section(command: click.Command, context: click.Context) -> dict[s
 
 
 class Sectioned(click.Command):
-    """A command with an option for every setting: its own options first, then those under their headings."""
+    """A command with an option for every setting; the help lists its own options first, then the settings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, options in options_by_section(self, ctx).items():
@@ -237,7 +240,7 @@ _JOBS, _MOST = Path("crawls"), 200
 
 
 def job_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The jobs under `crawls/` whose names begin so, and then folders; those of a fleet are not asked for."""
+    """Complete the names of jobs in `crawls/`, or else folders; a fleet's frontier is not queried."""
     found: list[CompletionItem] = []
     if "/" not in incomplete and _JOBS.is_dir():
         with os.scandir(_JOBS) as entries:
@@ -248,25 +251,25 @@ def job_names(_context: click.Context, _parameter: click.Parameter, incomplete: 
 
 @click.command(
     epilog="""\b
-gossamer completion bash >~/.bash_gossamer       to read in ~/.bashrc
-gossamer completion zsh >~/.zsh/_gossamer        a folder of your $fpath
+gossamer completion bash >~/.bash_gossamer       source it in ~/.bashrc
+gossamer completion zsh >~/.zsh/_gossamer        in a folder of your $fpath
 gossamer completion fish >~/.config/fish/completions/gossamer.fish
 
-It holds from the next shell on. bash has to be 4.4 or newer; that of macOS is not."""
+Completion works in new shells. bash must be 4.4 or newer; the one that ships with macOS is older."""
 )
 @click.argument("shell", type=click.Choice(SHELLS), metavar="[bash|zsh|fish]", required=False)
 def completion(shell: str | None) -> int:
-    """Print what makes your shell complete commands, options, their values, and the jobs in `crawls/`.
+    """Print the shell completion script, for commands, options, their values, and the jobs in `crawls/`.
 
-    Without a word it is for the shell that $SHELL names.
+    The default is the shell in $SHELL.
     """
     from gossamer.cli import gossamer
 
     name = shell or Path(os.environ.get("SHELL", "")).name
     kind = get_completion_class(name) if name in SHELLS else None
     if kind is None:
-        raise ConfigError(f"no completion for {name or 'a shell without a name'}", hint="name one: bash, zsh or fish")
+        raise ConfigError(f"no completion for {name or 'an unknown shell'}", hint="supported: bash, zsh, fish")
     text = kind(gossamer, {}, "gossamer", VARIABLE).source()
-    # In a folder of $fpath, click's question is true for the first TAB of a shell only: the second would do nothing.
+    # In a folder of $fpath, click's condition is true only for the first TAB of a shell: the second would do nothing.
     click.echo(text.replace("$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _gossamer"))
     return Exit.OK

@@ -1,4 +1,4 @@
-"""Runs a command: gathers its settings and starts the event loop."""
+"""Collects and checks the settings of a command, and runs its event loop."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Value = TypeVar("Value")
 
 
 def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
-    """Defaults, then file, then environment, then what the job had, then the command line."""
+    """Merge settings; later sources win: defaults, file, environment, the job's own settings, command line."""
     values = {**configuration.from_file(Path.cwd()), **configuration.from_environment()}
     if folder is not None:
         values.update(job_folder.stored_settings(folder))
     if options.get("spider") and options.get("extract"):
-        raise ConfigError("--spider and --extract: only one of them takes pages apart", hint="leave one of them away")
+        raise ConfigError("--spider and --extract cannot be combined", hint="omit one of them")
     for chosen, other in (("spider", "extract"), ("extract", "spider")):
         if options.get(chosen):
-            # The spider of a settings file must not stand in the way of the fields that were asked for now.
+            # An explicit --extract overrides the spider of a settings file, and the other way around.
             values.pop(other, None)
     values.update(options)
     try:
@@ -41,14 +41,14 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
         if settings.spider:
             settings = configuration.build({**spider_settings(settings), **values})
     except ConfigError as error:
-        error.hint = error.hint or "`gossamer crawl --help` lists all settings with their values"
+        error.hint = error.hint or "`gossamer crawl --help` lists all settings and their values"
         raise
     _check(settings)
     return _with_whole_paths(settings)
 
 
 def _with_whole_paths(settings: Settings) -> Settings:
-    """Paths that hold wherever the job is gone on with, or joined from."""
+    """Make paths absolute, so that the job can be resumed or joined from another directory."""
     spider = _whole(settings.spider)
     types = tuple(map(_whole, settings.item_types))
     ca_file = str(Path(settings.ca_file).absolute()) if settings.ca_file else ""
@@ -57,7 +57,7 @@ def _with_whole_paths(settings: Settings) -> Settings:
 
 
 def _whole(reference: str) -> str:
-    """A reference to a class, the path in it made absolute."""
+    """A reference to a class, with an absolute path."""
     file, colon, name = reference.partition(".py:")
     if reference.endswith(".py"):
         return str(Path(reference).absolute())
@@ -65,29 +65,29 @@ def _whole(reference: str) -> str:
 
 
 def read_lines(file: IO[str]) -> list[str]:
-    """The lines of a text file that the user named."""
+    """The lines of a UTF-8 text file."""
     try:
         return file.read().splitlines()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file.name}: not UTF-8: {error.reason}", hint="write non-ASCII URLs in UTF-8") from None
+        raise ConfigError(f"{file.name}: not UTF-8: {error.reason}", hint="save the file as UTF-8") from None
 
 
 def check_seeds(seeds: Sequence[str]) -> None:
-    """Refuse to begin with nothing."""
+    """Raise ConfigError without seeds."""
     if not seeds:
-        raise ConfigError("nothing to crawl", hint="give a URL, --seeds FILE, or --job NAME to go on with a job")
+        raise ConfigError("no URL to crawl", hint="give a URL, --seeds FILE, or --job NAME to resume a job")
 
 
 def check_out(path: Path, option: str = "--out") -> None:
-    """Refuse a place where no file can be written, before any work is done for it."""
+    """Raise ConfigError if no file can be written at this path, before any work is done."""
     if path.is_dir():
         raise ConfigError(f"{option} {path} is a folder", hint="name a file in it")
     if not path.parent.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {path.parent}", hint="make it first, or name another")
+        raise ConfigError(f"{option} {path}: folder {path.parent} does not exist", hint=f"mkdir -p {path.parent}")
 
 
 def _check(settings: Settings) -> None:
-    """Find what is wrong before anything of it is kept: expressions and selectors."""
+    """Validate regular expressions, selectors, regions, and sinks before the settings are stored."""
     Scope(settings)
     check_regions(settings.regions)
     check_sinks(settings.sink)
@@ -96,17 +96,17 @@ def _check(settings: Settings) -> None:
     try:
         check(settings.links or "a")
     except ExtractError as error:
-        raise ConfigError(f"links: {error}", hint="as in --links 'main' or 'div.content'") from None
+        raise ConfigError(f"links: {error}", hint="for example: --links 'main' or --links 'div.content'") from None
 
 
 def refuse_windows() -> None:
-    """Say what is wrong before the first call fails that Windows does not have."""
+    """Raise ConfigError on Windows, before a missing system call fails."""
     if sys.platform == "win32":
-        raise ConfigError("crawls need the locks, signals and local sockets of POSIX", hint="on Windows run it in WSL")
+        raise ConfigError("Windows is not supported: crawls need POSIX locks, signals, and sockets", hint="use WSL")
 
 
 def runner() -> asyncio.Runner:
-    """A loop to run on: uvloop's where there is one."""
+    """A runner with uvloop if it is installed."""
     _allow_many_files()
     try:
         import uvloop
@@ -116,13 +116,13 @@ def runner() -> asyncio.Runner:
 
 
 def run(main: Coroutine[Any, Any, Value]) -> Value:
-    """Run to the end."""
+    """Run a coroutine to its end."""
     with runner() as loop:
         return loop.run(main)
 
 
 def _allow_many_files() -> None:
-    """Lift the limit of open files as far as the system lets us: each connection is one, and the usual 1,024 is low."""
+    """Raise the limit of open files as far as allowed: each connection needs one, and the usual 1,024 is low."""
     try:
         import resource
     except ImportError:

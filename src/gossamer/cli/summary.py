@@ -1,4 +1,4 @@
-"""What a crawl says at its end: what happened, where the files are, and what to do next."""
+"""The summary of a crawl: the outcome, its figures, where the files are, and what to do next."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from gossamer.storage.warc.records import FOLDER as ARCHIVE
 
 REFUSED = {
     "scope": "on another site",
-    "depth": "too deep",
-    "allow": "not in --allow",
-    "deny": "in --deny",
+    "depth": "over --max-depth",
+    "allow": "not matched by --allow",
+    "deny": "matched by --deny",
     "extension": "files, not pages",
-    "length": "URL too long",
-    "segments": "path too deep",
-    "repeats": "path repeats itself",
-    "calendar": "dates far away",
-    "asleep": "in parts of sites that are asleep",
+    "length": "over --max-url-length",
+    "segments": "over --max-segments",
+    "repeats": "over --max-repeats",
+    "calendar": "with a date out of range",
+    "asleep": "in path prefixes full of near-duplicates",
     "prefix-budget": "over --prefix-budget",
-    "score": "without a score, which raised",
+    "score": "whose score() raised",
     "sitemap-host": "in a sitemap of another host",
-    "sitemap-depth": "in too many sitemap indexes",
+    "sitemap-depth": "in nested sitemap indexes",
     "sitemap-files": "sitemaps over --max-sitemaps",
-    "sitemap-broken": "unreadable in sitemaps",
+    "sitemap-broken": "invalid in sitemaps",
 }
 _STOPPED = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM", "seconds": "stopped after --max-seconds"}
 _FEW = 3
 
 
 def summary_lines(summary: RunSummary, folder: Path | None, settings: Settings, *, job: str = "") -> list[str]:
-    """The end of a crawl, for people; `job` is what follows `--job` to go on with it, if that is not its folder."""
-    told = [("", _ending(summary, settings)), *_figures(summary), *_files(summary, folder, settings)]
-    lines = [f"{label:<9} {text}".rstrip() if label else text for label, text in told]
+    """The summary as lines; `job` is the value of `--job` that resumes the job, by default its folder."""
+    rows = [("", _ending(summary, settings)), *_figures(summary), *_files(summary, folder, settings)]
+    lines = [f"{label:<9} {text}".rstrip() if label else text for label, text in rows]
     steps = _next_steps(summary, folder, settings, job or shlex.quote(str(folder)))
     return [*lines, *(f"hint: {step}" for step in steps)]
 
@@ -67,35 +67,35 @@ def _ending(summary: RunSummary, settings: Settings) -> str:
 
 def _figures(summary: RunSummary) -> list[tuple[str, str]]:
     counts, stats = summary.counts, summary.stats
-    # Workers of a fleet do not tell how much they have read.
+    # Workers of a fleet do not report bytes.
     size = f", {console.size(stats.bytes)}" if stats.bytes else ""
     rows = [
         (
             "pages",
             f"{stats.pages:,} ({console.rate(stats.mean_rate)}{size})"
-            + (f"; {counts.stored:,} with those of earlier runs" if counts.stored > stats.pages else ""),
+            + (f"; {counts.stored:,} including earlier runs" if counts.stored > stats.pages else ""),
         )
     ]
     if stats.items:
         rows.append(("items", f"{stats.items:,}"))
     if stats.rejected:
         kinds = _listed({f"for {field}": count for field, count in stats.rejected.items()})
-        rows.append(("rejected", f"{console.many(stats.rejected.total(), 'item')} that fit no type: {kinds}"))
+        rows.append(("rejected", f"{console.many(stats.rejected.total(), 'item')} that match no item type: {kinds}"))
     if stats.dropped:
         rows.append(("dropped", f"{console.many(stats.dropped, 'item')} by pipelines"))
     if stats.copies:
-        rows.append(("copies", f"{console.many(stats.copies, 'near-duplicate')} of pages that were kept"))
+        rows.append(("copies", f"{console.many(stats.copies, 'near-duplicate')} of stored pages"))
     if stats.cut.pages:
         rows.append(("cut", f"{console.many(stats.cut.pages, 'page')}: {stats.cut.words()}"))
     if stats.sitemaps:
-        rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {console.many(stats.listed, 'page')} in them"))
+        rows.append(("sitemaps", f"{stats.sitemaps:,} read, listing {console.many(stats.listed, 'page')}"))
     if counts.freshness is not None:
-        rows.append(("fresh", f"{counts.freshness:.1%} of the copies, as predicted from the changes that were seen"))
+        rows.append(("fresh", f"{counts.freshness:.1%} of the stored pages, predicted from their observed changes"))
     if stats.codes:
         rows.append(("answers", ", ".join(f"{code}: {count:,}" for code, count in console.most(stats.codes, 8))))
     rows += _troubles(summary)
     if summary.refused:
-        rows.append(("links", "not followed: " + _listed(_worded(summary.refused))))
+        rows.append(("links", "not followed: " + _listed(_described(summary.refused))))
     return rows
 
 
@@ -109,15 +109,15 @@ def _troubles(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("failed" if not rows else "", f"{count:,} {plain(kind, 40)}{example}"))
     if len(failed) > 6:
         rows.append(("", f"{sum(failed.values()) - sum(count for _, count in console.most(failed, 6)):,} otherwise"))
-    told = sum(failed.values())
-    if stats.failures > told:
-        # Workers of a fleet do not tell of what.
-        rows.append(("" if rows else "failed", console.many(stats.failures - told, "URL")))
-    given_up = counts.failed - max(told, stats.failures)
-    if given_up > 0:
-        rows.append(("" if rows else "failed", f"{given_up:,} in earlier runs, or given up with their sites"))
+    listed = sum(failed.values())
+    if stats.failures > listed:
+        # Workers of a fleet do not report the kinds of their failures.
+        rows.append(("" if rows else "failed", console.many(stats.failures - listed, "URL")))
+    earlier = counts.failed - max(listed, stats.failures)
+    if earlier > 0:
+        rows.append(("" if rows else "failed", f"{earlier:,} in earlier runs, or because their site was closed"))
     if counts.parked:
-        rows.append(("parked", f"{counts.parked:,} that ended their workers again and again"))
+        rows.append(("parked", f"{counts.parked:,} that crashed their workers repeatedly"))
     if skipped:
         rows.append(("skipped", _listed(skipped)))
     return [(label or " ", text) for label, text in rows]
@@ -147,38 +147,38 @@ def _next_steps(summary: RunSummary, folder: Path | None, settings: Settings, jo
     reasons = stats.by_status["failed"] + stats.by_status["retry"] + stats.by_status["skipped"]
     reasons.update(Counter(hold.reason for hold in stats.held.values() if hold.reason == "robots-unreachable"))
     if good <= 0 and counts.finished and counts.done + counts.failed and not reasons:
-        again = ", and what failed is not tried again" if counts.failed else ""
-        before = f"this job was done before{again}; --job NAME starts another one"
-        steps.append(before if folder else "nothing was left to do")
+        failed = ", and failed pages are not retried" if counts.failed else ""
+        finished = f"this job was already finished{failed}; start a new one with --job NAME"
+        steps.append(finished if folder else "nothing was left to fetch")
     elif good <= 0 and (counts.finished or reasons):
         steps += _why_nothing(reasons)
         if counts.finished and stats.failures and folder:
-            steps.append("what failed is not tried again in this job: then --job NAME starts another one")
+            steps.append("failed pages are not retried in this job; start a new one with --job NAME")
     elif good > 0:
         kinds = [kind for kind, _ in console.most(reasons, _FEW) if kind != "robots"]
         steps += [text for kind in kinds if (text := advice_for_kind(kind))]
         if stats.pages <= _FEW and summary.refused.get("scope", 0) > counts.known and settings.scope != "any":
             wider = "domain" if settings.scope == "site" else "any"
-            steps.append(f"most links lead to other sites: --scope {wider} follows them")
+            steps.append(f"most links lead to other sites; follow them with --scope {wider}")
     if folder is not None and not counts.finished:
-        steps.append(f"go on with: gossamer crawl --job {job}")
+        steps.append(f"resume with: gossamer crawl --job {job}")
     elif folder is not None and counts.queued + counts.delayed:
-        steps.append(f"for more: gossamer crawl --job {job} --max-pages N")
+        steps.append(f"continue with: gossamer crawl --job {job} --max-pages N")
     if folder is not None and stats.failures and (folder / PAGES).exists():
-        steps.append(f'see failures: grep -E \'"status":[045]|"error":"[^"]\' {shlex.quote(str(folder / PAGES))}')
+        steps.append(f'list failed pages: grep -E \'"status":[045]|"error":"[^"]\' {shlex.quote(str(folder / PAGES))}')
     if good > 0 and not introduces_itself(settings):
-        steps.append("say who is crawling: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'")
+        steps.append("identify your crawler: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'")
     return steps
 
 
 def _why_nothing(reasons: Counter[str]) -> list[str]:
     steps = [f"{plain(kind, 40)}: {text}" for kind, _ in console.most(reasons, _FEW) if (text := advice_for_kind(kind))]
     if not steps:
-        steps.append("no page came back; `gossamer fetch URL` shows what the site answers")
+        steps.append("no page was fetched; see the site's response with `gossamer fetch URL`")
     return steps
 
 
-def _worded(refused: Mapping[str, int]) -> dict[str, int]:
+def _described(refused: Mapping[str, int]) -> dict[str, int]:
     return {REFUSED.get(reason, reason): count for reason, count in refused.items()}
 
 

@@ -1,4 +1,4 @@
-"""The command `try`: crawls a few pages in memory, and reports scope, robots, selectors, and an estimate."""
+"""The command `try`: crawls a few pages in memory and reports scope, robots.txt, selectors, and an estimate."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from gossamer.settings import Settings, introduces_itself
 
 _KINDS = {
     "rules": "has rules",
-    "allow": "is not there, so all is allowed",
-    "unreachable": "could not be had, so nothing may be fetched",
+    "allow": "does not exist, so all pages are allowed",
+    "unreachable": "could not be fetched, so no page may be",
 }
 
 
 def lines(report: Mapping[str, Any]) -> list[str]:
-    """The report as lines that a terminal can be shown."""
+    """The report as lines for the terminal."""
     return [
-        plain(line, 400) for part in (_pages, _robots_words, _scope, _selectors, _estimate) for line in part(report)
+        plain(line, 400) for part in (_pages, _robots_lines, _scope, _selectors, _estimate) for line in part(report)
     ]
 
 
 def _pages(report: Mapping[str, Any]) -> Iterator[str]:
     codes = ", ".join(f"{code}: {count}" for code, count in report["codes"].items())
-    yield f"pages     {report['pages']} looked at" + (f" ({codes})" if codes else "")
+    yield f"pages     {report['pages']} fetched" + (f" ({codes})" if codes else "")
     if report["latency"]:
         middle, largest = (1000 * report["latency"][name] for name in ("median", "largest"))
         yield f"answers   after {middle:,.0f} ms (median), {largest:,.0f} ms at most"
@@ -73,9 +73,9 @@ def _pages(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"items     {report['items']['found']}, such as {report['items']['examples'][0]}"
 
 
-def _robots_words(report: Mapping[str, Any]) -> Iterator[str]:
+def _robots_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if report["robots"] is None:
-        yield "robots    not asked (--no-robots)"
+        yield "robots    ignored (--no-robots)"
         return
     for entry in report["robots"]:
         yield f"robots    {entry['origin']}/robots.txt {_KINDS[entry['kind']]}"
@@ -103,7 +103,7 @@ def _scope(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _selectors(report: Mapping[str, Any]) -> Iterator[str]:
     if report["selectors"]:
-        yield "selectors that may be worth it, with what they gave:"
+        yield "suggested selectors, with samples:"
     for found in report["selectors"]:
         yield f"  --extract {found['name']}='{found['selector']}'"
         yield f"      {' | '.join(sample[:50] for sample in found['samples'])}"
@@ -112,7 +112,7 @@ def _selectors(report: Mapping[str, Any]) -> Iterator[str]:
 def _estimate(report: Mapping[str, Any]) -> Iterator[str]:
     guess = report["estimate"]
     if not report["good_pages"]:
-        yield "hint: no page came back, so there is nothing to estimate; `gossamer fetch URL` shows more"
+        yield "hint: no page was fetched, so there is no estimate; see the site's response with `gossamer fetch URL`"
         return
     about = "about" if guess["bounded"] else "at least"
     if guess["queued"] == 0:
@@ -123,11 +123,11 @@ def _estimate(report: Mapping[str, Any]) -> Iterator[str]:
     )
     if guess["queued"] and not guess["bounded"]:
         yield (
-            f"          pages still bring {guess['new_links_per_page']:g} new links each: "
-            "nobody knows yet where it ends; --max-pages sets an end"
+            f"          pages still add {guess['new_links_per_page']:g} new links each, so the total is unknown: "
+            "limit it with --max-pages"
         )
     if not report["has_contact"]:
-        yield "hint: say who is crawling: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'"
+        yield "hint: identify your crawler: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'"
     yield f"next: {report['command']}"
 
 
@@ -142,7 +142,7 @@ _CLASS = re.compile(r"[A-Za-z][A-Za-z_-]{1,30}")
 _STATES = """
     active current first last odd even open hidden visible selected clearfix row col container wrapper left right
 """
-_FURNITURE = frozenset(("nav", "header", "footer", "head", "script", "style", "form"))
+_BOILERPLATE = frozenset(("nav", "header", "footer", "head", "script", "style", "form"))
 _MOST_ELEMENTS = 5000
 _MOST_INSIDE = 60
 _MOST_CONTAINERS = 3
@@ -151,7 +151,7 @@ _SAMPLES = 3
 
 
 class Suggestion(NamedTuple):
-    """A field that could be extracted, and what it gave."""
+    """A suggested selector for a field, with sample values."""
 
     name: str
     selector: str
@@ -160,7 +160,7 @@ class Suggestion(NamedTuple):
 
 
 class SelectorSurvey:
-    """Reads pages one by one and keeps only counts and a few samples of each."""
+    """Finds selectors for fields that repeat across pages; keeps only counts and a few samples."""
 
     def __init__(self) -> None:
         self._pages = 0
@@ -169,7 +169,7 @@ class SelectorSurvey:
         self._fields: dict[str, dict[str, _Seen]] = defaultdict(lambda: defaultdict(_Seen))
 
     def read(self, page: Page) -> None:
-        """Take note of a page."""
+        """Count the candidate fields of a page."""
         if not page.is_html:
             return
         self._pages += 1
@@ -185,7 +185,7 @@ class SelectorSurvey:
                 self._fields[container][field].add(values)
 
     def suggestions(self) -> list[Suggestion]:
-        """The best guesses: what most pages have once, then the parts of what repeats."""
+        """The best candidates: fields that most pages have once, then the fields of repeated elements."""
         found = [
             Suggestion(name, selector, seen.pages, tuple(seen.samples))
             for name, selector in _WHOLE_PAGE.items()
@@ -199,19 +199,19 @@ class SelectorSurvey:
         return found
 
     def _best(self) -> list[str]:
-        """Containers with several fields; of two that hold the same, the one that comes more often."""
+        """Containers with several fields; of two with the same samples, the more frequent one."""
         worth = {
             container: count * len(fields)
             for container, count in self._containers.items()
             if len(fields := self._full_fields(container)) > 1
         }
         best: list[str] = []
-        told: set[str] = set()
+        covered: set[str] = set()
         for container in sorted(worth, key=lambda name: (-worth[name], name)):
             samples = {sample for _, seen in self._full_fields(container) for sample in seen.samples}
-            if not samples <= told:
+            if not samples <= covered:
                 best.append(container)
-                told |= samples
+                covered |= samples
         return best[:_MOST_CONTAINERS]
 
     def _full_fields(self, container: str) -> list[tuple[str, _Seen]]:
@@ -221,7 +221,7 @@ class SelectorSurvey:
 
 
 class _Seen:
-    """How often something was found, and some of it."""
+    """Pages and values in which a selector matched, with samples."""
 
     def __init__(self) -> None:
         self.pages = 0
@@ -238,23 +238,23 @@ class _Seen:
 
 
 def _repeated(page: Page) -> dict[str, list[Element]]:
-    """Elements that share parent, tag and class with another one, by `tag.class`, outside of menus and the like."""
+    """Elements that share parent, tag, and class with a sibling, by `tag.class`, outside of boilerplate."""
     groups: dict[tuple[Node, str], list[Element]] = defaultdict(list)
     for node in page.tree.select("[class]")[:_MOST_ELEMENTS]:
         parent = node.parent
-        if parent is None or node.tag in _FURNITURE:
+        if parent is None or node.tag in _BOILERPLATE:
             continue
         for name in _classes(node)[:2]:
             groups[parent, f"{node.tag}.{name}"].append(node)
     found: dict[str, list[Element]] = defaultdict(list)
     for (_, container), members in groups.items():
-        if len(members) > 1 and not _in_furniture(members[0]):
+        if len(members) > 1 and not _in_boilerplate(members[0]):
             found[container] += members
     return found
 
 
 def _texts(node: Element) -> dict[str, str]:
-    """The texts inside an element by a short selector: a class where there is one, else a telling tag."""
+    """The texts inside an element by a short selector: the class if there is one, else a semantic tag."""
     found: dict[str, str] = {}
     for inner in node.select("*")[:_MOST_INSIDE]:
         text = "".join(child.data for child in inner if isinstance(child, Text)).strip()
@@ -273,8 +273,8 @@ def _classes(node: Element) -> list[str]:
     return [name for name in names if _CLASS.fullmatch(name) and name.lower() not in _STATES.split()]
 
 
-def _in_furniture(node: Element) -> bool:
-    return any(isinstance(around, Element) and around.tag in _FURNITURE for around in node.ancestors)
+def _in_boilerplate(node: Element) -> bool:
+    return any(isinstance(around, Element) and around.tag in _BOILERPLATE for around in node.ancestors)
 
 
 def _free_name(field: str, taken: set[str]) -> str:
@@ -304,17 +304,17 @@ Parse = Callable[[Page], Awaitable[list[Any]]]
 
 
 class Observer:
-    """Sits in both rings of a crawl and takes notes; what passes is not changed."""
+    """Fetch and parse middleware that records latencies, sizes, links, and items, and changes nothing."""
 
     def __init__(self, spider: Spider, settings: Settings) -> None:
         self.spider = spider
         self.survey = SelectorSurvey()
         self.answers: dict[str, Response] = {}
-        """Small answers by URL, to read robots.txt from."""
+        """Small responses by URL, robots.txt among them."""
         self.latencies: list[float] = []
         self.sizes: list[int] = []
         self.found: dict[str, tuple[str, int]] = {}
-        """Links -> the page and depth at which each was first found."""
+        """Link -> the page and depth at which it was first found."""
         self.new_per_page: list[int] = []
         self.items: list[Any] = []
         self._settings = settings
@@ -335,12 +335,12 @@ class Observer:
     def _around_parse(self, parse: Parse) -> Parse:
         async def parse_and_note(page: Page) -> list[Any]:
             found = await parse(page)
-            self._note(page, found)
+            self._record(page, found)
             return found
 
         return parse_and_note
 
-    def _note(self, page: Page, yielded: list[Any]) -> None:
+    def _record(self, page: Page, yielded: list[Any]) -> None:
         self.sizes.append(len(page.body))
         self.survey.read(page)
         made = [thing.url for thing in yielded if isinstance(thing, Request)]
@@ -355,11 +355,11 @@ class Observer:
         self.new_per_page.append(new)
 
     def refusal(self, url: str) -> str | None:
-        """Why a link that was found is not followed."""
+        """Why a link is not followed; None if it is."""
         return self._scope.refuse(url, *self.found[url])
 
     async def recorded(self, request: Request) -> Response:
-        """An answer that passed by, once more."""
+        """Fetch a URL from the recorded responses."""
         if request.url not in self.answers:
             raise ConnectFailed("nothing was recorded")
         return self.answers[request.url]
@@ -370,9 +370,9 @@ class Observer:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @settings_options
 def trial(url: str, as_json: bool, **settings: Any) -> int:
-    """Look at 20 pages before a long crawl: scope, robots, delay, selectors, and an estimate.
+    """Crawl 20 pages and report scope, robots.txt, delay, selectors, and an estimate of the whole crawl.
 
-    Takes the options of `gossamer crawl`; nothing is kept.
+    Takes the options of `gossamer crawl` and stores nothing.
     """
     logs.start(quiet=True)
     refuse_windows()
@@ -392,7 +392,7 @@ def trial(url: str, as_json: bool, **settings: Any) -> int:
 
 
 def _brief(settings: Settings, limit: int) -> Settings:
-    """Settings for a look: few pages, in this process, and with little patience."""
+    """Settings for a trial: few pages, in this process, with short timeouts and few retries."""
     most_seconds = limit * (settings.delay + _PATIENCE_SECONDS) + 30
     return msgspec.structs.replace(
         settings,
@@ -422,12 +422,12 @@ async def _observe(crawl: LocalRun, limit: int) -> RunSummary:
 
 async def _watch(crawl: LocalRun, limit: int) -> None:
     if not has_screen():
-        say(f"looking at up to {many(limit, 'page')}, {crawl.settings.delay:g} s apart")
+        say(f"fetching up to {many(limit, 'page')}, {crawl.settings.delay:g} s apart")
         return
     with Screen() as screen:
         while True:
             latest = crawl.stats.latest[-1].url if crawl.stats.latest else "robots.txt first"
-            line = plain(f"looking: {crawl.stats.pages} of {limit} pages  {latest}", screen.size()[0] - 1)
+            line = plain(f"fetching: {crawl.stats.pages} of {limit} pages  {latest}", screen.size()[0] - 1)
             screen.draw([ScreenLine(line, len(line))])
             await asyncio.sleep(0.25)
 
@@ -435,14 +435,14 @@ async def _watch(crawl: LocalRun, limit: int) -> None:
 async def findings(
     seed: str, observer: Observer, summary: RunSummary, settings: Settings, chosen: dict[str, Any]
 ) -> dict[str, Any]:
-    """All that was learned, as plain values."""
+    """The report as plain values."""
     stats = summary.stats
-    gate, robots = await _robots(seed, observer, settings)
+    checker, robots = await _robots(seed, observer, settings)
     followed: list[str] = []
     refused: dict[str, list[str]] = {}
     for url in observer.found:
         reason = observer.refusal(url)
-        if reason is None and settings.robots and not gate.is_due(url) and not gate.allows(url):
+        if reason is None and settings.robots and not checker.is_due(url) and not checker.allows(url):
             reason = "robots"
         if reason is None:
             followed.append(url)
@@ -481,15 +481,15 @@ async def findings(
 
 
 async def _robots(seed: str, observer: Observer, settings: Settings) -> tuple[SiteRobots, list[dict[str, Any]]]:
-    """The rules of every origin that was asked, read from the answers once more."""
-    gate = SiteRobots({}, settings, SystemClock())
+    """The robots.txt rules of every origin that was fetched, parsed again from the recorded responses."""
+    checker = SiteRobots({}, settings, SystemClock())
     if not settings.robots:
-        return gate, []
+        return checker, []
     origins = dict.fromkeys([urls.origin(seed)])
     origins.update(dict.fromkeys(urls.origin(url) for url in observer.answers if urls.path_query(url) == "/robots.txt"))
     entries = []
     for origin in origins:
-        robots = await gate.refresh(f"{origin}/", observer.recorded)
+        robots = await checker.refresh(f"{origin}/", observer.recorded)
         entries.append(
             {
                 "origin": origin,
@@ -503,16 +503,16 @@ async def _robots(seed: str, observer: Observer, settings: Settings) -> tuple[Si
                 "sitemaps": list(robots.rules.sitemaps[:10]),
             }
         )
-    return gate, entries
+    return checker, entries
 
 
 def estimate(observer: Observer, followed: int, delay: float, summary: RunSummary) -> dict[str, Any]:
-    """How large the crawl may get. With less than one new link a page it ends; with more, only a floor is known."""
+    """Estimate the size of the crawl: a sum with fewer than one new link per page, otherwise only a minimum."""
     seen = summary.stats.pages
     queued = summary.counts.queued + summary.counts.delayed
     later = observer.new_per_page[len(observer.new_per_page) // 2 :]
     growth = sum(later) / len(later) if later else 0.0
-    # Each queued page brings `growth` further ones, and each of those again: a geometric series, if it converges.
+    # Each queued page adds `growth` pages, and each of those again: a geometric series.
     pages = seen + queued / (1 - growth) if growth < 0.95 else float(seen + queued)
     seconds = pages * (delay + (median(observer.latencies) if observer.latencies else 0.0))
     mean_bytes = sum(observer.sizes) / len(observer.sizes) if observer.sizes else 0.0
