@@ -130,11 +130,11 @@ def test_grace_is_longer_than_the_drain_or_the_chart_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"redis": {"enabled": False}}, "where is the frontier"),
+        ({"redis": {"enabled": False}}, "no frontier is set"),
         ({"frontier": {"url": "redis://r:6379/0"}}, "two frontiers"),
         ({"worker": {"pinned": True}, "autoscaling": {"kind": "keda"}}, "fixed number"),
         ({"worker": {"pinned": True, "replicas": 9, "shards": 4}}, "more workers than shards"),
-        ({"autoscaling": {"kind": "keda"}, "service": {"enabled": False}}, "KEDA asks the service"),
+        ({"autoscaling": {"kind": "keda"}, "service": {"enabled": False}}, "KEDA needs the service"),
         ({"autoscaling": {"kind": "magic"}}, "kind"),
         ({"workers": {"replicas": 3}}, "workers"),
     ],
