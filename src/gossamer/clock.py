@@ -1,4 +1,4 @@
-"""Time, which is passed in everywhere so that it can be virtual."""
+"""Clocks: time is passed in everywhere, so that it can be virtual."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings and a wait: waits and leases use `monotonic`, records use `epoch`."""
+    """Two readings and a wait: `monotonic` for waits and leases, `epoch` for records."""
 
     def monotonic(self) -> float: ...
 
@@ -21,7 +21,8 @@ class Clock(Protocol):
 
 
 def _sleepless() -> Callable[[], float]:
-    """A clock that goes on while the machine sleeps: a lease expires meanwhile, and its holder must know it."""
+    """Return a clock that runs while the machine is suspended: leases expire meanwhile, and their holders must see
+    it."""
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC") if sys.platform in ("linux", "darwin") else ():
         if (number := getattr(time, name, None)) is not None:
             return partial(time.clock_gettime, number)
@@ -32,7 +33,7 @@ _monotonic = _sleepless()
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system's clock."""
 
     def monotonic(self) -> float:
         return _monotonic()
@@ -45,7 +46,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when a test moves it; sleeping moves it too."""
+    """A clock that moves only when a test advances it; sleeping advances it, too."""
 
     def __init__(self, start: float = 1_000_000.0) -> None:
         self.now = start

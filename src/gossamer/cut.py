@@ -1,4 +1,4 @@
-"""What of a page was dropped, and by which limit: the field `cut`, as a mapping and as one text."""
+"""What was dropped of a page, and by which limit: the field `cut`, as a mapping and as text."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ UNITS: Mapping[str, str] = {
     "headers": "header line",
     "formatting": "tag",
 }
-"""What a reason's number counts. Of reasons that are not listed nobody knows how much they cost a page."""
+"""The unit of each reason's number. For other reasons the amount is unknown."""
 SETTINGS: Mapping[str, str] = {
     "links_length": "max_links",
     **{name: name for name in ("max_links", "max_body_bytes", "max_decoded_bytes", "max_file_bytes", "fetch_seconds")},
 }
-"""The setting that keeps more of a page, by reason."""
+"""The setting that raises the limit, by reason."""
 
 _MOST_DIGITS = 18
 
 
 def format_cut(parts: Mapping[str, int | None]) -> str:
-    """One text for what was lost, by reason: `reason:lost`, separated by spaces and sorted; empty for a whole page.
+    """Format the losses of a page: `reason:lost`, separated by spaces and sorted; empty for a whole page.
 
-    `lost` is a number in the reason's own unit, or `?` where nobody knows it (None in the mapping)."""
+    `lost` is a number in the reason's unit, or `?` if the amount is unknown (None in the mapping)."""
     if not parts:
         return ""
     return " ".join(f"{reason}:{'?' if lost is None else lost}" for reason, lost in sorted(parts.items()))
 
 
 def parse_cut(text: str) -> dict[str, int | None]:
-    """The mapping that `format_cut` made the text of. A number that cannot be read counts as unknown."""
+    """Parse the text that `format_cut` made. An invalid number counts as unknown."""
     parts: dict[str, int | None] = {}
     for part in text.split():
         reason, _, lost = part.partition(":")
@@ -50,20 +50,21 @@ def parse_cut(text: str) -> dict[str, int | None]:
 
 _BESIDE_TEXT = frozenset(("max_links", "links_length", "long_links", "headers", "formatting"))
 CUT = "cut."
-"""Keys of a site's memo that count its pages that were cut, by reason: one for each lane, which has one writer."""
+"""Prefix of the keys of a site's memo that count its cut pages by reason, one key for each lane."""
 MOST_REASONS = 32
 OTHER = "other"
 REASONS = frozenset((*UNITS, *SETTINGS, "encoding", "transfer_encoding", "tree_depth", "truncated"))
-"""Those that this version gives; records of other versions may have more."""
+"""The reasons of this version; records of other versions may have more."""
 
 
 def drops_text(parts: Mapping[str, int | None]) -> bool:
-    """Whether the text of a page is only a part, so that it is compared neither with other pages nor with its past."""
+    """Return whether a page's text is incomplete, so that it is compared neither with other pages nor with earlier
+    visits."""
     return not _BESIDE_TEXT.issuperset(parts)
 
 
 def counted(before: Mapping[str, int], text: str) -> dict[str, int]:
-    """Numbers of pages by reason, with one more page that was cut."""
+    """Return the number of pages by reason after one more cut page."""
     counts = Counter(before)
     for reason in parse_cut(text):
         counts[reason if reason in counts or len(counts) < MOST_REASONS else OTHER] += 1
@@ -71,7 +72,7 @@ def counted(before: Mapping[str, int], text: str) -> dict[str, int]:
 
 
 def pages_cut(memo: Mapping[str, Any]) -> Counter[str]:
-    """How many pages of a site were cut by each limit, by the site's memo."""
+    """Return how many pages of a site were cut by each limit, from the site's memo."""
     counts: Counter[str] = Counter()
     for name, lane in memo.items():
         if name.startswith(CUT) and isinstance(lane, dict):
@@ -80,7 +81,7 @@ def pages_cut(memo: Mapping[str, Any]) -> Counter[str]:
 
 
 def by_known_reason(counts: Mapping[str, int]) -> Counter[str]:
-    """The counts with all reasons that are not of this version as one: labels of metrics must be few."""
+    """Return the counts with all unknown reasons combined: metrics must have few labels."""
     known: Counter[str] = Counter()
     for reason, count in counts.items():
         known[reason if reason in REASONS else OTHER] += count
@@ -88,14 +89,14 @@ def by_known_reason(counts: Mapping[str, int]) -> Counter[str]:
 
 
 class CutTally:
-    """How many pages were cut, by reason, and how much they lost. Bounded, whatever texts come."""
+    """Number of cut pages by reason, and how much they lost; bounded, whatever texts are added."""
 
     def __init__(self) -> None:
         self.pages = 0
         self.by_reason: Counter[str] = Counter()
-        """Pages that each limit cut; one that two limits cut counts for both."""
+        """Pages that each limit cut; a page cut by two limits counts for both."""
         self.lost: Counter[str] = Counter()
-        """What these lost, as far as it is known, in the unit of the reason."""
+        """The known amounts that these pages lost, in the unit of the reason."""
 
     def add(self, text: str) -> None:
         """Count the `cut` of one page."""
@@ -109,7 +110,7 @@ class CutTally:
                 self.lost[reason] += lost
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the tally for JSON."""
         return {
             "pages": self.pages,
             "reasons": {
@@ -119,13 +120,13 @@ class CutTally:
         }
 
     def words(self) -> str:
-        """Which limits cut how many pages, the most frequent first, and the setting that raises each."""
+        """Describe which limits cut how many pages, most frequent first, and the setting that raises each."""
         ordered = sorted(self.by_reason.items(), key=lambda item: (-item[1], item[0]))
         return "; ".join(_words(reason, pages, self.lost.get(reason)) for reason, pages in ordered)
 
 
 def cut_words(text: str) -> str:
-    """What was dropped of one page, in words."""
+    """Describe what was dropped of one page."""
     return "; ".join(_words(reason, 0, lost) for reason, lost in parse_cut(text).items())
 
 

@@ -9,7 +9,7 @@ from gossamer.errors import ConfigError
 
 
 def postgresql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], str]:
-    """What asyncpg takes, and the server's name without a password. Several hosts are one server, wherever it is."""
+    """Return asyncpg's arguments and the server's name without a password; several hosts count as one server."""
     try:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query))
@@ -17,14 +17,14 @@ def postgresql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], s
         hosts = [host for host in options.pop("host", "").split(",") if host] or hosts
         ports = [int(port) for port in options.pop("port", "").split(",") if port] or ports
         sslmode, wanted = options.pop("sslmode", ""), options.pop("target_session_attrs", "")
-        # Workers write, so of several hosts they need the one that lets them.
+        # Workers write, so of several hosts they need the one that accepts writes.
         wanted = wanted or ("read-write" if len(hosts) > 1 else "any")
         if (len(ports) not in (0, 1, len(hosts)) and hosts) or wanted not in ("any", "read-write", "primary"):
             raise ValueError
     except ValueError:
-        # Said without its words: they may hold a piece of the password.
+        # Without the parser's message, which may contain a part of the password.
         raise ConfigError(
-            f"{of}'s address is not one that PostgreSQL has",
+            f"{of}'s address is not a valid PostgreSQL address",
             hint="write postgresql://user:password@host:port/database, with %2F for a / in the password",
         ) from None
     _refuse(options, "host, port, sslmode and target_session_attrs are", of)
@@ -49,7 +49,7 @@ def postgresql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], s
 
 
 def hosts_of(text: str) -> tuple[list[str], list[int]]:
-    """The hosts of an address without its user, and their ports if any is given."""
+    """Return the hosts of an address without its user, and their ports if any is given."""
     hosts, ports = [], []
     for place in text.split(","):
         host, colon, port = place.rpartition(":")
@@ -61,7 +61,7 @@ def hosts_of(text: str) -> tuple[list[str], list[int]]:
 
 
 def mysql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], str]:
-    """What asyncmy takes, and the server's name without a password."""
+    """Return asyncmy's arguments and the server's name without a password."""
     try:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query))
@@ -70,9 +70,9 @@ def mysql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], str]:
         host = unquote(parts.hostname or "") or "localhost"
         tls = options.pop("ssl", "")
     except ValueError:
-        # Said without its words: they may hold a piece of the password.
+        # Without the parser's message, which may contain a part of the password.
         raise ConfigError(
-            f"{of}'s address is not one that MySQL has",
+            f"{of}'s address is not a valid MySQL address",
             hint="write mysql://user:password@host:port/database, with %2F for a / in the password",
         ) from None
     _refuse(options, "socket and ssl are", of)
@@ -91,4 +91,4 @@ def mysql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], str]:
 
 def _refuse(options: dict[str, str], known: str, of: str) -> None:
     if options:
-        raise ConfigError(f"{of}'s address has options that are not known: {', '.join(sorted(options))}", hint=known)
+        raise ConfigError(f"{of}'s address has unknown options: {', '.join(sorted(options))}", hint=known)

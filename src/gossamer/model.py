@@ -1,4 +1,4 @@
-"""The values that pass between the rooms: frozen, plain, and ready for msgpack or JSON."""
+"""The values that pass between the packages: frozen, plain, and ready for msgpack or JSON."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ Status = Literal["done", "failed", "retry", "skipped"]
 JobState = Literal["running", "paused", "stopping", "finished", "missing"]
 Headers = tuple[tuple[str, str], ...]
 SITEMAP = ":sitemap"
-"""The label of requests for sitemaps, which go to no spider."""
+"""The label of requests for sitemaps, which no spider sees."""
 SITEMAP_BYTES = 50 * 1024 * 1024
-"""How long a sitemap may be, on the wire and decoded, whatever the limit of a page."""
+"""Max bytes of a sitemap, on the wire and decoded, whatever the limit of a page."""
 ROBOTS = ":robots"
 """The label of requests for a robots.txt, which only the engine makes."""
 ROBOTS_BYTES = 2 * 1024 * 1024
-"""How long a robots.txt may be, likewise."""
+"""Max bytes of a robots.txt, on the wire and decoded."""
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
-"""Answers that lead elsewhere, if they say where."""
+"""Statuses that redirect, if there is a Location header."""
 SECRET = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]*)\}")
-"""How a request names a secret, which takes its place only on the wire."""
+"""Placeholder for a secret in a request, which is replaced only when the request is sent."""
 
 
 class Secret(str):
-    """The name of a secret, for a field of a form, a value of JSON or a part of a header."""
+    """The name of a secret, for a form field, a JSON value, or a part of a header."""
 
     __slots__ = ()
 
 
 def secret(name: str) -> Secret:
-    """Stands for a variable of the environment, one that the setting `secrets` lists; only the name is ever stored."""
+    """Return a placeholder for an environment variable listed in the setting `secrets`; only the name is ever
+    stored."""
     if not SECRET.fullmatch(f"${{secret:{name}}}"):
         raise ValueError(f"{name!r} is not the name of a variable")
     return Secret(f"${{secret:{name}}}")
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One URL to fetch. A spider gives `url` and what it likes; the engine fills in `key`, `site` and `depth`."""
+    """One URL to fetch. A spider sets `url` and any other field; the engine fills in `key`, `site`, and `depth`."""
 
     url: str
     key: int = 0
@@ -54,37 +55,37 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     headers: dict[str, str] | None = None
     body: bytes = b""
     state: dict[str, Any] | None = None
-    """What the last visit left behind (etag, digest, interval, failures); at most 1 KB."""
+    """The state that the last visit stored (etag, digest, interval, failures); at most 1 KB."""
     via: str = ""
     """The session that it is sent in, while it is fetched: a session has one proxy."""
 
     @property
     def given(self) -> dict[str, Any] | None:
-        """The meta as the spider gave it: names that begin with a colon are the engine's own."""
+        """Return the meta as the spider set it: names that begin with a colon are the engine's."""
         if not self.meta or not any(name.startswith(":") for name in self.meta):
             return self.meta
         return {name: value for name, value in self.meta.items() if not name.startswith(":")} or None
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server answered; `body` is decoded by its Content-Encoding, and whole unless there is a `cut`."""
+    """The answer of a server; `body` is decoded by its Content-Encoding, and complete unless there is a `cut`."""
 
     url: str
     status: int
     headers: Headers = ()
-    """Names in lower case, in the order they came."""
+    """Names in lower case, in the order received."""
     head: bytes = b""
-    """The status line and the header lines as they came; empty where the client does not know."""
+    """The status line and the header lines as received; empty where the client does not have them."""
     body: bytes = b""
     cut: str = ""
-    """What is missing of it, by reason, as in `PageRow.cut`; empty where it is whole."""
+    """What is missing, by reason, as in `PageRow.cut`; empty if nothing is."""
     http_version: str = ""
     address: str = ""
-    """The address that answered; empty behind a proxy."""
+    """The IP address that answered; empty behind a proxy."""
     via: str = ""
-    """The proxy that it came by, without its credentials."""
+    """The proxy that was used, without its credentials."""
     tls_fault: str = ""
-    """What is wrong with the server's certificate; such an answer is only there with `bad_tls = "record"`."""
+    """What is wrong with the server's certificate; set only with `bad_tls = "record"`."""
     fetched_at: float = 0.0
     """Epoch seconds when the request was sent."""
     elapsed: float = 0.0
@@ -92,14 +93,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     latency: float = 0.0
     """Seconds from the request to the headers."""
     headers_at: float = 0.0
-    """The clock's monotonic reading when the headers came: the site's delay counts from here."""
+    """The clock's monotonic reading when the headers came; the site's delay counts from here."""
     wire_bytes: int = 0
     from_cache: bool = False
     sent: Headers = ()
-    """The headers that were sent, but for those that the client adds itself (Host, Content-Length)."""
+    """The headers that were sent, except those that the client adds itself (Host, Content-Length)."""
 
     def header(self, name: str, default: str = "") -> str:
-        """The first header of that name, given in lower case."""
+        """Return the first header of that name, given in lower case."""
         for key, value in self.headers:
             if key == name:
                 return value
@@ -107,14 +108,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One line of pages.jsonl: a URL that was fetched, and how that went."""
+    """One line of pages.jsonl: a fetched URL and its result."""
 
     url: str
-    """The URL, as it was asked for."""
+    """The requested URL."""
     status: int = 0
-    """The HTTP status, 0 where there was no answer."""
+    """The HTTP status, 0 if there was no answer."""
     depth: int = 0
-    """Links from the nearest seed."""
+    """Number of links from the nearest seed."""
     title: str = ""
     """The text of `<title>`."""
     fetched_at: float = 0.0
@@ -124,29 +125,29 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     bytes: int = 0
     """Length of the body after decoding."""
     digest: str = ""
-    """SHA-1 of the body, in hexadecimal: equal bodies have equal digests."""
+    """SHA-1 of the body in hexadecimal."""
     links: int = 0
-    """How many links the page has."""
+    """Number of links on the page."""
     error: str = ""
-    """Why there is no good page; empty if there is one, and where the status says it all."""
+    """Why there is no usable page; empty if there is one, or if the status is the whole reason."""
     referrer: str = ""
     """The page on which this URL was found; empty for a seed."""
     location: str = ""
     """Where a redirect points to."""
     tls_fault: str | msgspec.UnsetType = msgspec.UNSET
-    """What is wrong with the server's certificate: anybody may have written the page; only with `bad_tls`."""
+    """What is wrong with the server's certificate: the page is not authentic. Only with `bad_tls`."""
     robots: str | msgspec.UnsetType = msgspec.UNSET
-    """What the page asks of robots, as in `noindex, nofollow`; only where it asks for something."""
+    """The page's robots meta directives, as in `noindex, nofollow`; only if it has some."""
     text: str | msgspec.UnsetType = msgspec.UNSET
-    """The text that a reader sees; only with the setting `text`."""
+    """The visible text; only with the setting `text`."""
     markdown: str | msgspec.UnsetType = msgspec.UNSET
-    """The main part of the page as Markdown; only with the setting `markdown`."""
+    """The main content as Markdown; only with the setting `markdown`."""
     simhash: str | msgspec.UnsetType = msgspec.UNSET
     """SimHash of the main text, 64 bits in hexadecimal; only with the setting `dedupe`."""
     copy_of: str | msgspec.UnsetType = msgspec.UNSET
-    """The `simhash` of the page that this one is a near-duplicate of, and that was kept in its place."""
+    """The `simhash` of the stored page of which this one is a near-duplicate."""
     cut: str | msgspec.UnsetType = msgspec.UNSET
-    """What was dropped of the page, by reason, as in `disconnect:? max_links:7000`; only where something was."""
+    """What was dropped of the page, by reason, as in `disconnect:? max_links:7000`; only if something was."""
 
 
 class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -154,32 +155,32 @@ class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
 
     method: str = "GET"
     sent: Headers = ()
-    """Headers of the request, as far as we set them."""
+    """Headers of the request, as far as Gossamer sets them."""
     posted: bytes = b""
     """Body of the request."""
     version: str = ""
-    """The protocol that was spoken, as in HTTP/1.1 or HTTP/2.0."""
+    """The protocol version, as in HTTP/1.1 or HTTP/2.0."""
     address: str = ""
-    """Of the server; empty behind a proxy."""
+    """The server's IP address; empty behind a proxy."""
     headers: Headers = ()
-    """Of the answer, with the body's Content-Encoding and length before decoding; names in lower case."""
+    """Headers of the answer, with the body's Content-Encoding and length before decoding; names in lower case."""
     head: bytes = b""
-    """The status line and the header lines of the answer as they came; empty where the client does not know."""
+    """The status line and the header lines of the answer as received; empty where the client does not have them."""
     wire_bytes: int = 0
     """Length of the body before decoding."""
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An item that does not fit, kept aside: a line of items-rejected.jsonl."""
+    """An invalid item, as a line of items-rejected.jsonl."""
 
     url: str
-    """The page that it is from."""
+    """The page of the item."""
     type: str = ""
-    """The type that it was held against."""
+    """The type that it was validated against."""
     field: str = ""
-    """The first field that is wrong; a path where it lies deeper, empty where it is the whole."""
+    """The first invalid field; a path if it is nested, empty if the item as a whole is invalid."""
     error: str = ""
-    """What is wrong with it."""
+    """The validation error."""
     item: dict[str, Any] = {}
     """The item itself."""
 
@@ -192,24 +193,26 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     page: PageRow
     items: tuple[dict[str, Any], ...] = ()
     types: tuple[str, ...] = ()
-    """Of each item the type that it fits, by its name; empty where the spider declares none."""
+    """The name of each item's type; empty if the spider declares no types."""
     rejected: tuple[Rejected, ...] = ()
-    """Items that do not fit the types that the spider declares."""
+    """Items that do not match the types that the spider declares."""
     dropped: int = 0
-    """Items for which a pipeline gave None."""
+    """Items for which a pipeline returned None."""
     body: bytes = b""
-    """Only where a sink keeps pages whole."""
+    """The body; only if a sink stores whole pages."""
     found: tuple[str, ...] | None = None
-    """The links of the page, followed or not; only where a sink keeps pages whole."""
+    """The links of the page, followed or not; only if a sink stores whole pages."""
     exchange: Exchange | None = None
-    """Only where a sink keeps pages whole, and there was an answer."""
+    """The exchange; only if a sink stores whole pages, and there was an answer."""
     label: str = ""
-    """Of the request; like its meta, only where a sink keeps pages whole, so that a spider can be run over them."""
+    """The request's label.
+
+    Like its meta, only if a sink stores whole pages, so that a spider can be replayed over them."""
     meta: dict[str, Any] | None = None
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of a site, ours for `ttl` seconds from the moment the call was sent, with a batch of due requests."""
+    """A leased lane of a site, for `ttl` seconds from the moment the call was sent, with a batch of due requests."""
 
     site: str
     lane: int
@@ -220,13 +223,15 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two requests of this lane."""
     lanes: int = 1
     robots: dict[str, bytes] = {}
-    """Origin -> what we know of its robots.txt, for our agent only."""
+    """Origin -> packed robots.txt state, for our user agent only."""
     memo: dict[str, Any] = {}
     suspect: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What became of one leased request. `again_in` on a retry is the wait, on done the time to the next visit."""
+    """The outcome of one leased request.
+
+    `again_in` is the wait of a retry, or the time to the next visit of a done page."""
 
     site: str
     lane: int
@@ -234,7 +239,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     key: int
     status: Status
     code: int = 0
-    """The HTTP status, 0 where there was no answer."""
+    """The HTTP status, 0 if there was no answer."""
     again_in: float | None = None
     links: tuple[Request, ...] = ()
     state: dict[str, Any] | None = None
@@ -242,7 +247,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 class SiteNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker learned about a site; only what is given changes."""
+    """Changes to a site's state; fields that are not set stay as they are."""
 
     site: str
     lane: int
@@ -255,37 +260,37 @@ class SiteNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Merged into the site's memo, key by key."""
     region: str | None = None
     close: str | None = None
-    """The reason why the site's queued requests are given up as failed."""
+    """The reason for closing the site; its queued requests fail with this reason."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `lease`; `wait` is the time until something can be due, None when only news can change it."""
+    """The answer to `lease`; `wait` is the time until something can be due, None if only news can change that."""
 
     leases: tuple[Lease, ...] = ()
     wait: float | None = None
     job: JobState = "running"
     news: int = 0
-    """To be given to `idle`, so that nothing that happens in between is slept through."""
+    """Passed to `idle`, so that no news in between is missed."""
     run: int = 0
-    """The life of the store that answered: another number once it may have forgotten what it had acknowledged."""
+    """The life of the store that answered: another number once it may have lost acknowledged data."""
     outbox: int = 0
-    """Parcels of links that wait until another server has them for good."""
+    """Parcels of links that wait until another server has stored them durably."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """How many outcomes counted, came with a stale token, or had been settled before."""
+    """How many outcomes counted, had a stale token, or were committed before."""
 
     accepted: int = 0
     stale: int = 0
     repeated: int = 0
     run: int = 0
-    """The life of the store that took them, as in `Grant.run`."""
+    """The life of the store that answered, as in `Grant.run`."""
     outbox: int = 0
-    """As in `Grant.outbox`."""
+    """The parcels that wait, as in `Grant.outbox`."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """One view of the frontier."""
+    """The counts of a frontier at one moment."""
 
     queued: int = 0
     delayed: int = 0
@@ -298,7 +303,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = 0
     """Lines in pages.jsonl: what max_pages counts."""
     revisits: int = 0
-    """Done, and due again some day; they do not keep a job from being finished, unless it is a continuous one."""
+    """Pages that are done and due again later; only in a continuous job they keep it from being finished."""
     freshness: float | None = None
     """The predicted share of copies that are up to date at any moment; None where that is not known."""
     known: int = 0
@@ -306,17 +311,19 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     ready_sites: int = 0
     held_sites: int = 0
     outbox: int = 0
-    """Parcels of links that wait until another server has them for good: see `frontier/outbox.py`."""
+    """Parcels of links that wait until another server has stored them durably: see `frontier/outbox.py`."""
     active_sites: int = 0
     """Sites that a worker has leased."""
     job: JobState = "running"
     finished: bool = False
     changes: int = 0
-    """Grows with everything that may bring work: what is finished twice with the same number is finished."""
+    """Grows with every change that may bring work.
+
+    Two reads that find a job finished with the same number confirm it."""
 
 
 class Finding(NamedTuple):
-    """What a check-up found of one thing; `mend` says what to do where it is not good."""
+    """One finding of a check; `mend` is the suggested fix if the finding is not good."""
 
     subject: str
     state: Literal["good", "weak", "bad"]
@@ -325,49 +332,49 @@ class Finding(NamedTuple):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker of a fleet tells about itself, every few seconds."""
+    """The heartbeat of a fleet worker, sent every few seconds."""
 
     worker: str
     region: str = ""
     shards: str = ""
-    """The part of the sites that it takes, as in 0-63/256; empty for all."""
+    """The part of the shards that it leases from, as in 0-63/256; empty for all."""
     version: str = ""
     host: str = ""
     pid: int = 0
     up_seconds: float = 0.0
     pages: int = 0
-    """Outcomes that were accepted since it began."""
+    """Outcomes that were accepted since it started."""
     rate: float = 0.0
-    """Pages a second since its last pulse."""
+    """Pages per second since its last heartbeat."""
     active: int = 0
-    """Sites that it holds."""
+    """Sites that it has leased."""
     stale: int = 0
     memory_bytes: int = 0
     idle: bool = False
-    """Whether it has had nothing to fetch since its last pulse."""
+    """Whether it has had nothing to fetch since its last heartbeat."""
     fetching: int = 0
-    """Sites that it fetches from at this moment; the others wait for their delay."""
+    """Sites that it is fetching from now; the others wait for their delay."""
     limit: int = 0
-    """Fetches at once that its machine can take now; at most the setting `concurrency`."""
+    """Max concurrent fetches that its machine can handle now; at most the setting `concurrency`."""
     load: float = 0.0
-    """The share of one processor that it has used since its last pulse."""
+    """The share of one CPU that it has used since its last heartbeat."""
     refused: dict[str, int] = {}
-    """Links that it did not follow since it began, by the rule that kept them out."""
+    """Links that it did not follow since it started, by reason."""
     left: bool = False
-    """Whether it has ended in good order."""
+    """Whether it has ended normally."""
     silent: float = 0.0
-    """Seconds since this pulse, by the store's clock; said by the store."""
+    """Seconds since this heartbeat, by the store's clock; set by the store."""
 
 
 class RegionView(msgspec.Struct, frozen=True, kw_only=True):
-    """The lanes of one region in which something waits or is leased."""
+    """Lanes of one region with waiting or leased requests."""
 
     ready: int = 0
-    """Could be leased now."""
+    """Lanes that can be leased now."""
     later: int = 0
-    """Wait for their delay, a hold or a time that was set; those that are leased too."""
+    """Lanes that wait for their delay, a hold, or a scheduled time, and leased lanes."""
     soon: int = 0
-    """Of these, those that can be leased within a minute, and those that are leased, whose turn comes after that."""
+    """Of these, lanes that can be leased within a minute, and leased lanes with another turn after that."""
     due_in: float | None = None
     """Seconds until the first of these can be leased."""
 
@@ -377,6 +384,6 @@ class ShardView(msgspec.Struct, frozen=True, kw_only=True):
 
     shard: int
     server: str
-    """Its address, without a password."""
+    """The server's address, without a password."""
     counts: Counts
     regions: dict[str, RegionView] = {}

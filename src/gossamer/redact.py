@@ -28,9 +28,9 @@ CREDENTIALS = frozenset(
         "x-amz-security-token",
     ]
 )
-"""Headers that let somebody in, in lower case."""
+"""Headers that carry credentials, in lower case."""
 _WORDS = r"token|secret|passw(?:or)?d?|pwd|api[_-]?key|signature|session(?:id)?|credential"
-# Bounded, so that no text from the network costs quadratic work.
+# Bounded, so that no text from the network costs quadratic time.
 _NAMED = rf"[\w.-]{{0,64}}(?:{_WORDS})[\w.-]{{0,64}}"
 _IN_QUERY = re.compile(rf"(?i)([?&;](?:{_NAMED}|sid|auth|key|sig|code)=)[^&#;\s\"'\\]*")
 _HEADERS = "|".join(sorted(CREDENTIALS, key=len, reverse=True))
@@ -43,20 +43,20 @@ _LONGEST_URL = 500
 
 
 def masked(text: str) -> str:
-    """A text without what looks like a password, a token or a cookie."""
+    """Return a text without anything that looks like a password, a token, or a cookie."""
     for pattern, instead in _IN_TEXT:
         text = pattern.sub(instead, text)
     return _IN_QUERY.sub(rf"\1{HIDDEN}", text) if "=" in text else text
 
 
 def masked_url(url: str) -> str:
-    """A URL for people to look at: what looks like a secret in its query is not shown, and it is not endless."""
+    """Return a URL for display: without secrets in its query, and shortened."""
     shown = _IN_QUERY.sub(rf"\1{HIDDEN}", url) if "=" in url else url
     return shown if len(shown) <= _LONGEST_URL else shown[: _LONGEST_URL - 1] + "…"
 
 
 def masked_address(url: str) -> str:
-    """The address of a server, or several of them, as they may be shown: without their passwords, however written."""
+    """Return the address of one or several servers without passwords, in any notation."""
     return ",".join(map(_masked_address, re.split(r",(?=[a-z+]+://)", url)))
 
 
@@ -69,23 +69,23 @@ def _masked_address(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether a password stands in an address; one that is named, as in ${NAME}, does not."""
+    """Return whether an address contains a password; a reference like ${NAME} does not count."""
     user = url.partition("://")[2].rpartition("@")[0]
     return is_written(user.partition(":")[2])
 
 
 def is_written(value: str) -> bool:
-    """Whether a value says something itself, and not only names variables that say it, as in ${NAME}."""
+    """Return whether a value contains text of its own besides references like ${NAME}."""
     return bool(re.sub(r"\$\{[\w:]+\}", "", value))
 
 
 def has_credentials(headers: Iterable[tuple[str, str]]) -> bool:
-    """Whether a header that lets somebody in is written out."""
+    """Return whether a credential header has a literal value."""
     return any(name.lower() in CREDENTIALS and is_written(value) for name, value in headers)
 
 
 def has_secrets(settings: Settings) -> bool:
-    """Whether a password may be written out in the settings; any header may be one, whatever it is called."""
+    """Return whether the settings may contain a literal password; any header may be one, whatever its name."""
     own = settings.sites.values()
     return (
         any(is_written(value) for some in header_sets(settings) for value in some.values())
@@ -95,10 +95,10 @@ def has_secrets(settings: Settings) -> bool:
 
 
 def header_sets(settings: Settings) -> tuple[Mapping[str, str], ...]:
-    """All headers that a job sends, to whatever site."""
+    """Return all headers that a job sends, for every site."""
     return (settings.headers, *settings.header_sets, *(site.headers for site in settings.sites.values()))
 
 
 def masked_memo(memo: Mapping[str, Any]) -> dict[str, Any]:
-    """What is remembered of a site as it may be shown: whoever has its cookies is logged in there."""
+    """Return a site's memo for display: without its cookies, which would give access to its login."""
     return {name: "(kept)" if name.partition(".")[0] == "cookies" else value for name, value in memo.items()}

@@ -1,4 +1,4 @@
-"""URLs: one WHATWG parser for everything, and the fingerprint, site and registered domain of a URL."""
+"""URLs: one WHATWG parser for everything, and the fingerprint, site, and registered domain of a URL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 
 def normal(url: str) -> str | None:
-    """The URL as the standard serialises it, without fragment; None unless it is http(s), without credentials."""
+    """Return the normalized URL without fragment; None unless it is http(s) without credentials."""
     try:
         return _crawlable(ada_url.normalize_url(url))
     except ValueError:
@@ -33,7 +33,7 @@ def normal(url: str) -> str | None:
 
 
 def join(base: str, reference: str) -> str | None:
-    """`reference` resolved against `base` as a browser would, then as `normal` gives it."""
+    """Resolve `reference` against `base` as a browser does, then normalize it as `normal` does."""
     try:
         return _crawlable(ada_url.join_url(base, reference))
     except ValueError:
@@ -42,7 +42,7 @@ def join(base: str, reference: str) -> str | None:
 
 
 def resolve(base: str, reference: str) -> str | None:
-    """`reference` resolved against `base`, whatever its scheme, fragment and credentials; None if it is no URL."""
+    """Resolve `reference` against `base`, whatever its scheme, fragment, and credentials; None if it is invalid."""
     try:
         return str(ada_url.join_url(base, reference))
     except ValueError:
@@ -51,7 +51,7 @@ def resolve(base: str, reference: str) -> str | None:
 
 
 def _scalars(text: str) -> str:
-    """The text with U+FFFD for each half of a character, as the standard has it."""
+    """Replace lone surrogates with U+FFFD, as the standard requires."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -66,9 +66,9 @@ def _crawlable(href: str) -> str | None:
 
 
 def clean_query(url: str) -> str:
-    """The URL with its query sorted and without parameters that only track the visitor.
+    """Sort the query of a URL, and remove tracking parameters.
 
-    What is left is fetched, so each parameter stays as its page wrote it."""
+    The result is fetched, so the other parameters stay as the page wrote them."""
     base, mark, query = url.partition("?")
     if not mark:
         return url
@@ -81,24 +81,25 @@ def _tracks(parameter: str) -> bool:
 
 
 KeyOf = Callable[[bytes, str], int]
-"""Makes the key of a URL, of a job's secret and that URL."""
+"""Computes the key of a URL from a job's secret and that URL."""
 
 
 def key_of(secret: bytes, url: str, method: str = "GET", body: bytes = b"") -> int:
-    """The key of a request: the fingerprint of its URL with equivalent escapes, so that `/%7eu` and `/~u` are one."""
+    """Return the key of a request: the fingerprint of its URL with equivalent escapes, so `/%7eu` and `/~u` are one
+    page."""
     return fingerprint(secret, equivalent(url), method, body)
 
 
 def keys_of(secret: bytes, found: Iterable[str]) -> list[int]:
-    """The keys of plain requests for many URLs: a page has a hundred of them, and the calls would cost more."""
+    """Return the keys of plain requests for many URLs, in one call because a page has a hundred of them."""
     return [siphash(secret, equivalent(url) if "%" in url else url) >> 1 for url in found]
 
 
 def equivalent(url: str) -> str:
-    """The URL with its escapes as RFC 3986 normalizes them: in upper case, and none for letters, digits and `-._~`.
+    """Normalize the escapes of a URL by RFC 3986: in upper case, and none for letters, digits, and `-._~`.
 
-    It names a page and is never requested: a few servers tell the spellings apart, so a page is asked for as it was
-    found."""
+    The result identifies a page and is never requested: a few servers distinguish the spellings, so a page is fetched
+    under the URL that was found."""
     return _ODD_ESCAPE.sub(_normal_escape, url) if "%" in url else url
 
 
@@ -108,30 +109,32 @@ def _normal_escape(found: re.Match[str]) -> str:
 
 
 def fingerprint(secret: bytes, url: str, method: str = "GET", body: bytes = b"") -> int:
-    """63 bits that stand for a request, letter by letter; `secret` belongs to the job, so that no page can be built to
-    collide. What names a request in a job is `key_of`."""
+    """Return a 63-bit fingerprint of a request, which is sensitive to every character.
+
+    `secret` belongs to the job, so that nobody can construct a page whose URLs collide. The key of a request in a job
+    is `key_of`."""
     if method == "GET" and not body:
         return int(siphash(secret, url)) >> 1
     return int(siphash(secret, b"\0".join((method.encode(), url.encode(), body)))) >> 1
 
 
 def host_port(url: str) -> str:
-    """The authority of a normal URL: the host, with its port if that is not the scheme's default."""
+    """Return the authority of a normalized URL: the host, with its port if that is not the default."""
     return url.split("/", 3)[2]
 
 
 def origin(url: str) -> str:
-    """Scheme, host and port of a normal URL: what one robots.txt speaks for."""
+    """Return scheme, host, and port of a normalized URL: the scope of one robots.txt."""
     return "/".join(url.split("/", 3)[:3])
 
 
 def path_query(url: str) -> str:
-    """The path and query of a normal URL."""
+    """Return the path and query of a normalized URL."""
     return "/" + url.split("/", 3)[3]
 
 
 def host(authority: str) -> str:
-    """The host of an authority, without port; an IPv6 address keeps its brackets."""
+    """Return the host of an authority, without port; an IPv6 address keeps its brackets."""
     if authority.endswith("]"):
         return authority
     head, colon, _ = authority.rpartition(":")
@@ -139,7 +142,7 @@ def host(authority: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is an IP address literal."""
+    """Return whether a host is an IP address literal."""
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
@@ -149,7 +152,7 @@ def is_address(name: str) -> bool:
 
 @lru_cache(maxsize=65_536)
 def registered_domain(authority: str) -> str:
-    """The domain that was registered (`a.b.co.uk` -> `b.co.uk`); an address, or a bare suffix, is its own domain."""
+    """Return the registered domain (`a.b.co.uk` -> `b.co.uk`); an IP address or a bare suffix is returned as it is."""
     name = host(authority)
     if is_address(name):
         return authority
@@ -157,12 +160,13 @@ def registered_domain(authority: str) -> str:
 
 
 def site(url: str, *, by: str = "host") -> str:
-    """The site of a normal URL: its authority, or its registered domain."""
+    """Return the site of a normalized URL: its authority, or its registered domain."""
     authority = host_port(url)
     return registered_domain(authority) if by == "domain" else authority
 
 
 @lru_cache(maxsize=1)
 def _suffixes() -> PublicSuffixList:
-    """The list of public suffixes; reading it takes a tenth of a second, and most crawls never ask."""
+    """Load the public suffix list on first use: reading it takes a tenth of a second, and most crawls do not need
+    it."""
     return PublicSuffixList()

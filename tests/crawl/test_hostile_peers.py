@@ -121,7 +121,7 @@ def test_h57_garbage_on_the_owners_socket_harms_nobody(tmp_path: Path, workers: 
         assert set(fetched(web.log()).values()) == {1}
     assert {name for name, words in said.items() if not words} == {"leases that nobody has"}
     assert said["another protocol"].startswith("ConfigError\nthis worker speaks protocol 99")
-    assert said["an unknown call"].startswith("ConfigError\na call was not understood")
+    assert said["an unknown call"].startswith("ConfigError\ncannot decode a call")
     assert set(stored(folder).values()) == {1}
     assert len(stored(folder)) == 200
     assert "Traceback" not in error

@@ -109,12 +109,12 @@ def test_a_part_is_read_and_written(text: str, part: ShardRange) -> None:
         ("0-16/16", "no shard 16"),
         ("0/0", "between 1 and"),
         ("0-1/99999", "between 1 and"),
-        ("", "not a part"),
-        ("-1/4", "not a part"),
-        ("1-/4", "not a part"),
-        ("0-3", "not a part"),
-        ("a/b", "not a part"),
-        ("1e3", "not a part"),
+        ("", "not a range"),
+        ("-1/4", "not a range"),
+        ("1-/4", "not a range"),
+        ("0-3", "not a range"),
+        ("a/b", "not a range"),
+        ("1e3", "not a range"),
     ],
 )
 def test_a_part_that_is_none_is_refused_in_words(text: str, words: str) -> None:

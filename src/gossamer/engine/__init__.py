@@ -1,1 +1,1 @@
-"""The engine: leases sites, fetches their pages, runs the spider, and commits what came of it."""
+"""The engine: leases sites, fetches their pages, runs the spider, and commits the outcomes."""

@@ -1,6 +1,7 @@
-"""Memory allocation of a process: what large pages needed goes back to the system when they are gone.
+"""Memory allocator settings of a process, so that memory used for large pages returns to the system.
 
-The command line imports this before the HTTP client, whose allocator reads its settings once, when it is loaded."""
+The command line imports this module before the HTTP client, whose allocator reads its settings once, when it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +14,22 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 CLIENT_ALLOCATOR = {"MIMALLOC_ALLOW_THP": "0", "MIMALLOC_PURGE_DELAY": "0"}
 LARGE_BYTES = 256 * 1024
 KEPT_BYTES = 8 * 1024 * 1024
-"""What of small blocks is kept for the next ones: about what a commit of pages that are kept whole frees at once. To
-give that back and take it again costs a tenth of a millisecond a page."""
+"""Freed small blocks that the process keeps: about what one commit of pages with bodies frees at once.
+
+Returning that memory and requesting it again would cost a tenth of a millisecond a page."""
 ARENAS = 4
 LARGE_PAGE_BYTES = 1 * 1024 * 1024
-"""Pages from this size on are worth it to trim after them."""
+"""Size in bytes from which a page is worth trimming the heap after it."""
 
 
 def give_back_freed_memory() -> None:
-    """Have the C library map large blocks one by one, which it returns at once; for the whole process, so not for
-    those that only import us. Left to itself it maps ever larger blocks only, and keeps the others for later; and with
-    many threads, which decode bodies, it keeps so many heaps.
+    """Configure glibc and mimalloc for this process to return freed memory to the system.
 
-    The HTTP client has an allocator of its own, mimalloc. As it comes it takes memory in huge pages, which go back only
-    whole, and keeps what was freed until somebody asks for more. It reads the environment when it is loaded, so this
-    must come before the client is imported; the user's own wish stands."""
+    glibc maps large blocks individually, and unmaps them when they are freed. By default it raises its threshold, keeps
+    larger blocks, and keeps a heap for each of the threads that decode bodies. The HTTP client uses mimalloc, which by
+    default allocates huge pages and delays returning them. mimalloc reads the environment when it is loaded, so call
+    this before the client is imported. Variables that the user has set stay. The settings hold for the whole process,
+    so a program that imports Gossamer as a library should not call this."""
     for name, value in CLIENT_ALLOCATOR.items():
         os.environ.setdefault(name, value)
     if (library := _glibc()) is not None:
@@ -37,14 +39,14 @@ def give_back_freed_memory() -> None:
 
 
 def trim_after(page_bytes: int) -> None:
-    """Give back what a page of this size left behind in small pieces, if it was large: it takes about a millisecond."""
+    """Trim the heap if a page of this size was large; takes about a millisecond."""
     if page_bytes >= LARGE_PAGE_BYTES and (library := _glibc()) is not None:
         library.malloc_trim(0)
 
 
 @lru_cache(maxsize=1)
 def _glibc() -> Any:
-    """The C library, if it is the one with these functions."""
+    """Return the C library if it is glibc, else None."""
     if sys.platform != "linux":
         return None
     import ctypes

@@ -1,22 +1,22 @@
-"""What a page may cost: the meter of one page, and the guard that interrupts a spider which passes its limit.
+"""Budget of a page: a meter for its cost, and a guard that interrupts a spider which exceeds its limit.
 
-A spider is foreign code in the event loop of a worker. While it runs, no lease is renewed and no other site is fetched;
-a handler that never returns would cost the worker all its leases. So each page has a budget, and a slice of it in the
+A spider is user code in the event loop of a worker. While it runs, no lease is renewed and no other site is fetched; a
+handler that never returns would cost the worker all its leases. So each page has a budget, and a slice of it in the
 worker itself (`engine/guarded_parsing.py`).
 
-The guard arms an interval timer (SIGALRM) around each synchronous step of a page's extraction, and only around that:
-its signal handler raises into Python code of that step, never into the event loop. Loops, generators, `time.sleep` and
-regular expressions are interrupted so. Code in C that does not look at signals is not; nor is Python code in another
-thread than the main one, where no signal handler runs. For the first there are processes that can be killed:
+The guard arms an interval timer (SIGALRM) around each synchronous step of a page's extraction, and nothing else. Its
+signal handler raises into the Python code of that step, never into the event loop. That interrupts loops, generators,
+`time.sleep`, and regular expressions. It does not interrupt C code that never checks for signals, nor Python code in
+another thread than the main one, where signal handlers do not run. For C code there are processes that can be killed:
 `engine/parser_pool.py` and `jobs/watchdog.py`.
 
-The interruption is a BaseException, raised again at every tick while the step goes on, so that neither `except
-Exception` nor a `finally` that loops can hold it off. `_inside` is the only switch: the handler raises nothing unless
-it is set, and it is cleared before the timer is, so that a late signal never raises into the loop. Time of other
-processes is not charged: parsing is measured in CPU time, handlers on the clock, since they may wait.
+The interruption is a BaseException, and is raised again at every tick while the step goes on, so neither `except
+Exception` nor a looping `finally` can hold it off. `_inside` is the only switch: the handler raises nothing unless it
+is set, and it is cleared before the timer is, so a late signal never raises into the loop. Time of other processes is
+not charged: parsing is measured in CPU time, and handlers in wall-clock time, since they may wait.
 
-At a stop, pages in hand have half a second left, all of them together, and then end as `Interrupted`: they count as not
-fetched, and the next run fetches them again."""
+At a stop, all pages in hand together have half a second left, and then end as `Interrupted`: they count as not fetched,
+and the next run fetches them again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gossamer.settings import Settings
 
 Value = TypeVar("Value")
 _TICK_SECONDS = 0.1
-"""Seconds between looks at the meter, and between interruptions of a spider that catches the first."""
+"""Seconds between checks of the meter, and between interruptions of a spider that catches the first one."""
 _LAST_SECONDS = 0.5
 """Seconds that the pages in hand have left at a stop."""
 _MOMENT_SECONDS = 0.01
@@ -42,7 +42,7 @@ _MB = 1_000_000
 
 
 class Interrupted(Exception):
-    """The crawl ends and the page's extraction was cut off: it counts as not fetched."""
+    """The crawl ends and the page's extraction was interrupted: the page counts as not fetched."""
 
 
 class Slow(Exception):
@@ -57,21 +57,21 @@ class PageMeter(Protocol):
     """The limits of one page, and what it has used of them."""
 
     first_seconds: float
-    """Seconds until the first look at it."""
+    """Seconds until the first check."""
     handler_seconds: float
-    """Limit of an asynchronous handler, including all that it waits for."""
+    """Max wall-clock seconds of an asynchronous handler, including everything that it waits for."""
 
     def handling(self, begins: bool) -> None:
-        """Note that the spider's handler begins or ends; everything else is parsing."""
+        """Record that the spider's handler begins or ends; everything else is parsing."""
         ...
 
     def excess(self) -> Exception | None:
-        """The error if the page has passed its limit; else None."""
+        """Return the error if the page has exceeded its limit; else None."""
         ...
 
 
 class Budget:
-    """The whole budget of one page: CPU time to parse it, and time on the clock for the handler."""
+    """The whole budget of one page: CPU time for parsing, and wall-clock time for the handler."""
 
     first_seconds = _TICK_SECONDS
 
@@ -90,7 +90,7 @@ class Budget:
             self._handler_began, self._handler_cpu = 0.0, time.thread_time() - self._handler_cpu
 
     def excess(self) -> Exception | None:
-        """The error that names the limit and the setting that raises it."""
+        """Return an error that names the limit and the setting that raises it."""
         if self._handler_began:
             over = time.monotonic() - self._handler_began > self.handler_seconds
             return handler_overdue(self.handler_seconds) if over else None
@@ -99,7 +99,7 @@ class Budget:
 
 
 class Slice:
-    """The part of its budget that a page may use in the worker itself, whose other sites wait meanwhile."""
+    """The part of its budget that a page may use in the worker itself, where other sites wait meanwhile."""
 
     def __init__(self, settings: Settings, seconds: float) -> None:
         self.first_seconds = seconds
@@ -108,21 +108,21 @@ class Slice:
         self._cpu_began = time.thread_time()
 
     def handling(self, begins: bool) -> None:
-        """Do nothing: a slice is for parsing and handler together."""
+        """Do nothing: a slice covers parsing and handler together."""
 
     def excess(self) -> Exception | None:
-        """Slow when the CPU time is used up, or twice the time on the clock: a busy machine takes some of that."""
+        """Return Slow when the CPU time is used up, or twice that on the clock: a busy machine takes some of it."""
         spent, passed = time.thread_time() - self._cpu_began, time.monotonic() - self._began
         return Slow() if spent >= 0.9 * self.first_seconds or passed >= 2 * self.first_seconds else None
 
 
 def parse_seconds(settings: Settings, size: int) -> float:
-    """CPU seconds that parsing a page of this size may take."""
+    """Return the CPU seconds that parsing a page of this size may take."""
     return settings.parse_seconds + settings.parse_seconds_per_mb * size / _MB
 
 
 def hard_seconds(settings: Settings, size: int) -> float:
-    """CPU seconds after which a parser process is killed, because it has not kept its own limits."""
+    """Return the CPU seconds after which a parser process is killed, because it did not keep its own limits."""
     return parse_seconds(settings, size) + settings.handler_seconds + 1.0
 
 
@@ -147,10 +147,10 @@ def too_many_items(most: int) -> TooCostly:
 
 
 class Guard:
-    """Runs coroutines step by step, and interrupts a step that passes the limit of its meter.
+    """Runs coroutines step by step, and interrupts a step that exceeds the limit of its meter.
 
-    Where it cannot have signals, in another thread than the main one or in a program that uses SIGALRM itself, it runs
-    them without limits. `hard` has the kernel kill this process (SIGVTALRM) when one step uses that much CPU time."""
+    Without signals (in another thread than the main one, or in a program that uses SIGALRM itself) it runs them without
+    limits. With `hard`, the kernel kills this process (SIGVTALRM) when one step uses that much CPU time."""
 
     def __init__(self) -> None:
         self._handler = self._tick
@@ -165,29 +165,29 @@ class Guard:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the crawl ends, and no page should begin."""
+        """Return whether the crawl is stopping, so that no page should begin."""
         return self._stop_at is not None
 
     def stop(self) -> None:
-        """Give the pages in hand a moment, then interrupt them. May be called by a signal handler."""
+        """Give the pages in hand a moment, then interrupt them. A signal handler may call this."""
         if self._stop_at is None:
             self._stop_at = time.monotonic()
             if self._inside:
                 signal.setitimer(signal.ITIMER_REAL, _LAST_SECONDS, _TICK_SECONDS)
 
     def hurry(self) -> None:
-        """The same for handlers that wait for something; called in the event loop."""
+        """Give handlers that wait for something a moment, then interrupt them; called in the event loop."""
         self.stop()
         for limit in self._waiting:
             limit.reschedule(asyncio.get_running_loop().time() + _LAST_SECONDS)
 
     async def drive(self, work: Coroutine[Any, Any, Value], meter: PageMeter, *, hard: float = 0.0) -> Value:
-        """The result of `work`, or the error of the meter."""
+        """Return the result of `work`, or raise the error of the meter."""
         try:
             waits_for = self._step(work.send, None, meter, hard)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        # Only handlers that wait for something come here, and need a limit on the clock.
+        # Only handlers that wait for something get here, and need a wall-clock limit.
         seconds = meter.handler_seconds if self._stop_at is None else _MOMENT_SECONDS
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -204,7 +204,7 @@ class Guard:
     def _rest(
         self, work: Coroutine[Any, Any, Value], waits_for: Any, meter: PageMeter, hard: float
     ) -> Generator[Any, Any, Value]:
-        """Run the remaining steps of work that has suspended."""
+        """Run the remaining steps of suspended work."""
         while True:
             step: Callable[[Any], Any] = work.send
             try:
@@ -221,7 +221,7 @@ class Guard:
             return step(value)
         first = meter.first_seconds
         if self._stop_at is not None:
-            # Pages that are handled after a stop share what is left of the moment.
+            # Pages that are handled after a stop share the remaining time.
             first = min(first, max(_MOMENT_SECONDS, self._stop_at + _LAST_SECONDS - time.monotonic()))
         self._meter, self._cut, self._began = meter, None, time.monotonic()
         if hard:
@@ -232,8 +232,8 @@ class Guard:
                 signal.setitimer(signal.ITIMER_REAL, first, _TICK_SECONDS)
                 return step(value)
             finally:
-                # The interpreter looks for signals at the end of calls: between the last one and this line it does not,
-                # and after this line the signal handler raises nothing.
+                # The interpreter checks for signals at the end of calls: not between the last call and this line, and
+                # after this line the signal handler raises nothing.
                 self._inside = False
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
         except _Cut:
@@ -244,7 +244,7 @@ class Guard:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
     def _has_timer(self) -> bool:
-        """Whether SIGALRM is ours, or free to take; a handler of the program is left alone."""
+        """Return whether SIGALRM is ours or unused; a handler of the program is left alone."""
         if not self._is_ours:
             return False
         found = signal.getsignal(signal.SIGALRM)
@@ -259,7 +259,7 @@ class Guard:
         return True
 
     def _tick(self, _number: int, _frame: object) -> None:
-        """Raise into the step under way if its meter says so, and at each tick again while it goes on."""
+        """Raise into the current step if its meter is exceeded, and again at each tick while it goes on."""
         if not self._inside or self._meter is None:
             return
         if self._cut is None:

@@ -47,12 +47,12 @@ _LEAST_SECONDS = 2.0
 
 
 def grace(drain_seconds: float) -> float:
-    """Max seconds of a stop: `drain_seconds` for the fetches under way, and as much again to store them."""
+    """Return the max seconds of a stop: `drain_seconds` for running fetches, and as much again to store them."""
     return drain_seconds + max(_LEAST_SECONDS, drain_seconds)
 
 
 class Deadline:
-    """A common time limit, infinite at first. `end_in` sets it for all blocks under way and all later ones."""
+    """A common time limit, infinite at first. `end_in` sets it for all current and later blocks."""
 
     def __init__(self) -> None:
         self._ends_at: float | None = None
@@ -61,7 +61,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over."""
+        """Return whether the time is over."""
         if self._ends_at is None:
             return False
         return self._has_ended or asyncio.get_running_loop().time() >= self._ends_at
@@ -86,7 +86,7 @@ class Deadline:
                 finally:
                     self._under_way.discard(timeout)
         finally:
-            # A loop with a coarse clock may fire a little before the end.
+            # A loop with a coarse clock may fire slightly before the end.
             self._has_ended = self._has_ended or timeout.expired()
 
 
@@ -94,7 +94,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class Result(NamedTuple):
-    """The outcome of one request with its record; a request that was not fetched has none."""
+    """The outcome of one request with its record; a request that was not fetched has no record."""
 
     outcome: Outcome
     record: Record | None = None
@@ -126,7 +126,7 @@ class FleetStore:
         self._written: list[Record] = []
         self._stored_by = 0
         self.sunk: Callable[[], None] = _nothing
-        """Called in each commit when the sinks have what they get."""
+        """Called in each commit after the sinks have stored their records."""
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         records = [result.record for result in results if result.record is not None]
@@ -146,11 +146,11 @@ class FleetStore:
 
 
 class OwnerStore:
-    """The store of an embedded job, in the process that owns frontier and files.
+    """The store of an embedded job, in the process that owns the frontier and the output files.
 
     Tokens are checked before anything is written, and the lanes cannot expire in between: a record is written only if
     its outcome will count, and the marks commit both together. If either fails, all files are cut back to the marks of
-    the last commit, so that the repeated group begins where they end."""
+    the last commit, so that the repeated group begins there."""
 
     def __init__(self, frontier: OwnedFrontier, sinks: Sequence[Sink], stats: Stats) -> None:
         self._frontier = frontier
@@ -159,15 +159,15 @@ class OwnerStore:
         self._commits: set[asyncio.Task[Receipt]] = set()
         self._patience = Deadline()
         self.sunk: Callable[[], None] = _nothing
-        """Called in each commit when the sinks have what they get."""
+        """Called in each commit after the sinks have stored their records."""
 
     def hurry(self, drain_seconds: float) -> None:
         """Limit the time of sinks to the grace of a stop; what they have not stored by then does not count."""
         self._patience.end_in(grace(drain_seconds))
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
-        # A commit that has begun is finished even if its caller is cancelled or its worker's connection ends: with half
-        # of one, files and frontier would disagree.
+        # A commit that has begun is finished even if its caller is cancelled or its worker's connection ends: after
+        # half a commit, files and frontier would disagree.
         task = asyncio.create_task(self._commit(results, notes))
         self._commits.add(task)
         task.add_done_callback(self._commits.discard)
@@ -206,7 +206,7 @@ class OwnerStore:
         return marks
 
     async def aclose(self) -> None:
-        """Wait for the commits under way, then close the sinks."""
+        """Wait for the running commits, then close the sinks."""
         await asyncio.gather(*self._commits, return_exceptions=True)
         await _close(self._sinks, _CLOSE_SECONDS if self._patience.is_over else None)
 
@@ -235,16 +235,16 @@ _RETURN_SECONDS = 2.0
 
 
 class Listed(NamedTuple):
-    """Requests that are no links of one outcome, as those of a sitemap. They are added before all that is put later.
+    """Requests that are not links of a single outcome, such as those of a sitemap. They are added before later entries.
 
-    A store that restarts between the two could forget the requests and keep the outcome that says that they were
-    added. So they are added once more if the store is in another run when that outcome is committed."""
+    A store that restarts in between could lose the requests and keep the outcome that says that they were added. So
+    they are added again if the store is in another run when that outcome is committed."""
 
     requests: Sequence[Request]
     token: int = 0
     """The lease under which they were found."""
     key: int = 0
-    """The request whose outcome depends on them; 0: a note of that lease does."""
+    """The request whose outcome depends on them; 0 if a note of that lease does."""
 
 
 Entry = Result | SiteNote | Lease | Listed
@@ -274,7 +274,7 @@ class Committer:
         self._trail = trail
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
         self._listed: list[tuple[Listed, int]] = []
-        """Requests that were added, each with the run of the store then, until what depends on them is committed."""
+        """Added requests with the run of the store at that time, kept until what depends on them is committed."""
         self.run_of_store = 0
         """The last known run of the store."""
         self._waiting_for_more: asyncio.Task[None] | None = None
@@ -285,9 +285,9 @@ class Committer:
         self.stale = 0
 
     async def put(self, entry: Entry) -> None:
-        """Hand in a result, a note, requests, or a lease whose rest goes back; waits while the queue is full.
+        """Hand in a result, a note, requests, or a lease to return; waits while the queue is full.
 
-        A lease goes back once everything before it is committed."""
+        A lease is returned once everything before it is committed."""
         if size := _body_bytes(entry):
             # Where sinks store bodies, 64 large pages may exceed memory, or a frame of the coordinator's socket.
             async with self._room:
@@ -302,12 +302,13 @@ class Committer:
             self._waiting_for_more.cancel()
 
     async def finish(self) -> None:
-        """Let `run` end once everything that was put is committed."""
+        """Let `run` end once everything that was handed in is committed."""
         await self._queue.put(None)
 
     def hurry(self, drain_seconds: float) -> None:
-        """Limit the time for a store that is away to the grace of a stop. Then `run` raises; what is not stored was
-        never acknowledged."""
+        """Limit the time for an unreachable store to the grace of a stop.
+
+        After that, `run` raises; what is not stored was never acknowledged."""
         self._patience.end_in(grace(drain_seconds))
 
     async def run(self) -> None:
@@ -325,8 +326,7 @@ class Committer:
             entries = []
 
     def _is_enough(self) -> bool:
-        """Whether the group is full, with the entry that it began with. Visits are blocked by a full queue: do not
-        wait."""
+        """Return whether the group is full, including its first entry, or a full queue blocks visits."""
         return self._queue.qsize() >= _MOST - 1
 
     async def _wait_for_more(self) -> None:
@@ -376,7 +376,7 @@ class Committer:
         await self._keep_trying(partial(self._frontier.add, listed.requests), len(listed.requests))
 
     async def _add_forgotten(self, results: Sequence[Result], notes: Sequence[SiteNote], run: int) -> None:
-        """Add requests again whose dependent result was just committed by another run of the store than they were."""
+        """Add requests again if the store's run changed between adding them and committing the dependent result."""
         follows = {(result.outcome.token, result.outcome.key) for result in results}
         follows |= {(note.token, 0) for note in notes}
         waiting, self._listed = self._listed, []
@@ -385,7 +385,7 @@ class Committer:
                 self._listed.append((listed, before))
             elif before != run:
                 await self._add(listed)
-        # Those of lost leases are never followed by a result: drop the oldest.
+        # Requests of lost leases are never followed by a result: drop the oldest.
         del self._listed[:-_MOST]
 
     async def _let_in(self, size: int) -> None:
@@ -398,10 +398,10 @@ class Committer:
         try:
             await self._frontier.release(leases)
         except Unavailable as error:
-            log.warning("%d leases were not returned, and end by themselves: %s", len(leases), error)
+            log.warning("could not return %d leases, they will expire: %s", len(leases), error)
 
     async def _leave(self, leases: list[Lease]) -> None:
-        """After giving up, return all leases if that is quickly done. Nothing of them is complete."""
+        """After giving up, return all leases if that is quick. Nothing of them is complete."""
         while not self._queue.empty():
             entry = self._queue.get_nowait()
             leases += [entry] if isinstance(entry, Lease) else []

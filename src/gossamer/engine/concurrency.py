@@ -1,4 +1,4 @@
-"""Fetch slots: the per-address limit, and how CPU and memory of the machine bound the number of fetches."""
+"""Concurrency control: fetch slots, per-address limits, and adapting the number of fetches to CPU and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gossamer.model import Request
 
 log = logging.getLogger("gossamer.engine")
 FLOOR = 8
-"""So many fetches are always allowed, if the setting allows them: a crawl goes on, however slowly."""
+"""Fetches that are always allowed (if the setting allows them), so that a crawl goes on under any load."""
 LAG_SECONDS, BUSY_LAG_SECONDS, CALM_LAG_SECONDS = 0.5, 0.2, 0.1
 BUSY = 0.9
 FULL_MEMORY, HIGH_MEMORY, CALM_MEMORY = 0.95, 0.9, 0.85
@@ -27,7 +27,7 @@ SAMPLES, SAMPLE_SECONDS = 5, 0.2
 
 
 class Load(NamedTuple):
-    """How a worker is: the lag of its event loop, and the shares of processor and memory that are used."""
+    """The load of a worker: event loop lag in seconds, and the used shares of CPU and memory."""
 
     lag_seconds: float
     processor: float = 0.0
@@ -35,7 +35,7 @@ class Load(NamedTuple):
 
 
 class Measures(Protocol):
-    """Something that tells processor and memory since it was last asked, and what of memory is left for a worker."""
+    """Measures the used shares of CPU and memory since the last call, and the memory left for a worker."""
 
     def shares(self, elapsed_seconds: float) -> tuple[float, float]: ...
 
@@ -43,10 +43,10 @@ class Measures(Protocol):
 
 
 def next_limit(limit: int, load: Load, *, most: int, used: int) -> int:
-    """How many fetches at once are right after a second with this load, in which up to `used` were under way.
+    """Return the max concurrent fetches after a second with this load, in which up to `used` were running.
 
-    Down by a tenth while the loop lags or memory is short, by half when it is nearly gone; up by a tenth only when all
-    is calm and the places were used. A busy processor alone changes nothing: that is what it is for."""
+    The limit falls by a tenth while the loop lags or memory is short, and by half when memory is nearly used up. It
+    rises by a tenth only when the load is low and the slots were used. High CPU usage alone changes nothing."""
     least = min(FLOOR, most)
     if load.memory >= FULL_MEMORY:
         return max(least, min(limit, used) // 2)
@@ -60,23 +60,23 @@ def next_limit(limit: int, load: Load, *, most: int, used: int) -> int:
 
 
 def first_limit(most: int, *, free_bytes: int | None, page_bytes: int) -> int:
-    """How many fetches at once to begin with: all of them may be pages of `page_bytes`, which cost up to twice that.
+    """Return the initial max concurrent fetches: each may be a page of `page_bytes`, which costs up to twice that.
 
-    Without this a small container would be full before the first second is over."""
+    Without this, a small container could run out of memory within the first second."""
     if free_bytes is None:
         return most
     return max(min(FLOOR, most), min(most, int(free_bytes * CALM_MEMORY / (2 * page_bytes))))
 
 
 class Slots:
-    """A semaphore whose limit can change; lowering it takes no place away that is in use."""
+    """A semaphore whose limit can change; lowering the limit takes no slot away that is in use."""
 
     def __init__(self, most: int) -> None:
         self.most = self.limit = most
         self.used = 0
         self.peak = 0
         self.crowded = asyncio.Event()
-        """Set while at least FLOOR places are used: with fewer there is nothing to regulate."""
+        """Set while at least FLOOR slots are used: with fewer there is nothing to regulate."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def __aenter__(self) -> None:
@@ -101,11 +101,11 @@ class Slots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is there, and nobody waits."""
+        """Return whether no slot is used, and nobody waits."""
         return not self.used and not self._waiting
 
     def resize(self, limit: int) -> None:
-        """Allow this many from now on."""
+        """Set the limit."""
         self.limit = limit
         self._let_in()
 
@@ -130,7 +130,7 @@ class Slots:
 
 
 async def regulate(slots: Slots, measures: Measures, clock: Clock, *, changed: Callable[[], None]) -> None:
-    """Keep the limit right for as long as it runs; `changed` hears of every new one."""
+    """Adapt the limit to the load until cancelled; calls `changed` with every new limit."""
     while True:
         await slots.crowded.wait()
         slots.peak = slots.used
@@ -145,7 +145,7 @@ async def regulate(slots: Slots, measures: Measures, clock: Clock, *, changed: C
             continue
         if slots.limit == slots.most:
             log.info(
-                "fewer fetches at once: the loop lags by %.2f s, processor %.0f %%, memory %.0f %%",
+                "lowered concurrency: event loop lag %.2f s, CPU %.0f %%, memory %.0f %%",
                 load.lag_seconds,
                 100 * load.processor,
                 100 * load.memory,
@@ -155,24 +155,24 @@ async def regulate(slots: Slots, measures: Measures, clock: Clock, *, changed: C
 
 
 class AddressLimits:
-    """The places at each address, of one worker; an address is forgotten when nobody is there."""
+    """The per-address limit of one worker; addresses without fetches are dropped."""
 
     def __init__(self, locates: Locates, most: int) -> None:
         self._locates, self._most = locates, most
         self._places: dict[str, Slots] = {}
 
     async def locate(self, request: Request) -> str:
-        """The address that a request will go to; empty if it is not known."""
+        """Return the address that a request will go to; empty if it is not known."""
         return await self._locates.address_of(request)
 
     def is_full(self, address: str) -> bool:
-        """Whether the next one has to wait."""
+        """Return whether the next fetch to this address has to wait."""
         places = self._places.get(address)
         return places is not None and places.used >= places.limit
 
     @asynccontextmanager
     async def at(self, address: str) -> AsyncIterator[None]:
-        """Be one of those at an address; waits for a place."""
+        """Hold a slot at an address for the block; waits for a free slot."""
         if not address:
             yield
             return
@@ -189,11 +189,11 @@ class AddressLimits:
 
 _UNLIMITED = 1 << 60
 _OWN_SHARE = 0.05
-"""A machine short of memory concerns a process that holds at least so much of it: others cannot help."""
+"""Share of memory that a process must hold to react to a shortage: smaller processes cannot help."""
 
 
 class Memory(NamedTuple):
-    """Bytes in use and bytes allowed."""
+    """Bytes in use, and bytes allowed."""
 
     used: int
     allowed: int
@@ -204,10 +204,10 @@ class Memory(NamedTuple):
 
 
 class Machine:
-    """Reads /proc and the files of cgroups, version 1 or 2; where there are none, it tells what Python knows.
+    """Reads the load from /proc and the files of cgroups, version 1 or 2; falls back to what Python reports.
 
-    `workers` is how many processes like this one begin together: what is free is for all of them. `root` is the folder
-    that stands for /, so that a test can show any machine."""
+    `workers` is the number of processes that start together and share the free memory. `root` stands for /, so that a
+    test can simulate any machine."""
 
     def __init__(self, root: Path = Path("/"), *, workers: int = 1) -> None:
         self._root = root
@@ -219,9 +219,9 @@ class Machine:
         self._group = self._group_seconds()
 
     def shares(self, elapsed_seconds: float) -> tuple[float, float]:
-        """The shares of processor, since the last call, and of memory that are used; to be called by the loop's thread.
+        """Return the used shares of CPU since the last call, and of memory; call it in the thread of the event loop.
 
-        The processor is also full when the loop's own thread is: it can use no more than one."""
+        The CPU share is also 1 when the loop's own thread is busy: it can use no more than one CPU."""
         process, thread, group = time.process_time(), time.thread_time(), self._group_seconds()
         spent = max((process - self._process) / self._processors, thread - self._thread)
         if group is not None and self._group is not None:
@@ -230,13 +230,14 @@ class Machine:
         return spent / max(elapsed_seconds, 0.001), self.memory()
 
     def free_bytes(self) -> int | None:
-        """Our part of what the tightest limit of our cgroups, or the whole machine, has left; None if nobody tells."""
+        """Return this process's part of the free memory under the tightest limit; None if the system does not report
+        it."""
         machine = self._machine_memory()
         memories = [*self._group_memories(), *([machine] if machine is not None else [])]
         return min((max(0, memory.allowed - memory.used) // self._workers for memory in memories), default=None)
 
     def memory(self) -> float:
-        """The share of memory in use: of the tightest limit of our cgroups, or of the whole machine."""
+        """Return the used share of memory, under the tightest limit of our cgroups or of the whole machine."""
         shares = [memory.share for memory in self._group_memories()]
         machine = self._machine_memory()
         if machine is not None and self._resident() >= _OWN_SHARE * machine.allowed:
@@ -244,7 +245,7 @@ class Machine:
         return max(shares, default=0.0)
 
     def _membership(self) -> tuple[int, dict[str, str]]:
-        """The version of cgroups that limits us, and where we are, by controller."""
+        """Return the cgroup version that limits us, and our cgroup by controller."""
         paths: dict[str, str] = {}
         for line in self._lines(self._root / "proc" / "self" / "cgroup"):
             _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -252,7 +253,7 @@ class Machine:
         return (1 if "memory" in paths or "cpu" in paths else 2), paths
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """Our cgroup and those that it is in; only the mount where ours is not to be seen, as in a container."""
+        """Yield our cgroup and its parents; only the mount point if our cgroup is not visible, as in a container."""
         top = self._cgroups if self._version == 2 else self._cgroups / controller
         path = self._paths.get("" if self._version == 2 else controller, "/").strip("/")
         folder = top / path if path and ".." not in path else top
@@ -268,7 +269,7 @@ class Machine:
         for folder in self._folders("memory"):
             allowed, used = self._number(folder / limit), self._number(folder / usage)
             if allowed is not None and used is not None and 0 < allowed < _UNLIMITED:
-                # The kernel takes back what it only keeps of files before it lets anybody die.
+                # The kernel reclaims the page cache before it kills a process.
                 yield Memory(max(0, used - self._field(folder / "memory.stat", idle)), allowed)
 
     def _machine_memory(self) -> Memory | None:
@@ -281,7 +282,7 @@ class Machine:
         return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if len(found) > 1 else 0
 
     def _allowed_processors(self) -> float:
-        """How many processors' time we may use: those that we may run on, or the quota of a cgroup."""
+        """Return the number of CPUs that we may use: by affinity, or the quota of a cgroup."""
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return min([float(affinity), *self._quotas()])
 
@@ -297,7 +298,7 @@ class Machine:
                 yield int(quota) / int(period)
 
     def _group_seconds(self) -> float | None:
-        """Seconds of processor time that our cgroup has used, where a quota holds for it."""
+        """Return the CPU seconds that our cgroup has used, if it has a quota."""
         if not any(self._quotas()):
             return None
         if self._version == 2:
@@ -323,7 +324,7 @@ class Machine:
 
 
 class Boundless:
-    """A machine that has enough of everything: what happens on it does not depend on the one that this runs on."""
+    """A machine without limits, for simulations that must not depend on the machine they run on."""
 
     def shares(self, elapsed_seconds: float) -> tuple[float, float]:
         return 0.0, 0.0

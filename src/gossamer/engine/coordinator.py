@@ -1,22 +1,22 @@
-"""The coordinator: lets other processes of this machine use the owner's frontier and files over a local socket.
+"""The coordinator: lets other processes of this machine use the owner's frontier and files over a Unix socket.
 
 An embedded job has one owner, which alone writes the frontier and the output. Workers and commands send it calls
-(`remote`), and it runs them on its own frontier and store, as if they came from inside the process (P8). Results come
-with their records, so that the owner can check tokens first and write only what counts. The calls of one connection run
-at the same time: `idle` may answer minutes later.
+(`remote`), and it runs them on its own frontier and store, as if they came from its own process (P8). Results come with
+their records, so that the owner can check tokens first and write only what counts. The calls of one connection run
+concurrently: `idle` may answer minutes later.
 
-**A connection is a worker's life.** A worker gives its name in `Hello`, and only then gets leases. When its connection
-ends, however that happens, the kernel reports it at once: the owner takes back all leases of that name without waiting
-for their end (P9), and blames the one page that the worker's crash marker names (P10). Calls of that worker still under
-way are cancelled, except that a commit which has begun is finished. The name is free again only after that; a successor
-that got it sooner would lose its leases with those of the dead one.
+**A worker lives as long as its connection.** A worker sends its name in `Hello`, and gets leases only after that. When
+its connection ends for any reason, the kernel reports it at once. The owner then takes back all leases of that name
+without waiting for their end (P9), and blames the one page that the worker's crash marker names (P10). Running calls of
+that worker are cancelled, except that a commit which has begun is finished. The name is free again only after that; a
+successor with the name would otherwise lose its leases with those of the dead worker.
 
-**When the owner dies**, workers see the end of the connection, and stop: their tokens are void with the owner's memory.
-The socket lies in a folder of its own in the system's temporary folder, since its path must be short; the job's folder
-has a file with the path, which a killed owner leaves behind and the next one replaces. Connecting to a dead one's fails
-like no crawl at all.
+**When the owner dies**, workers see the end of the connection, and stop: their tokens are void. The socket is in its
+own folder in the system's temporary folder, since its path must be short; the job's folder has a file with the path,
+which a killed owner leaves behind and the next owner replaces. Connecting to a dead owner's socket fails in the same
+way as if no crawl were running.
 
-Anything that fails in a call is answered as an error with its class, message and hint, and ends no other call."""
+An error in a call is sent back with its class, message, and hint, and ends no other call."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Coordinator:
         self.workers: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Listen, then write the socket's path into the job's folder: who finds it can connect."""
-        # A socket's path may have only about 100 characters, so it does not live in the job's folder.
+        """Listen, then write the socket's path into the job's folder, where clients find it."""
+        # The path of a socket may have only about 100 characters, so the socket is not in the job's folder.
         self._place = tempfile.mkdtemp(prefix="gossamer-")
         path = os.path.join(self._place, "owner")
         self._server = await asyncio.start_unix_server(self._serve, path)
@@ -104,7 +104,7 @@ class Coordinator:
         calls: set[asyncio.Task[None]] = set()
         try:
             while (data := await remote.read_frame(reader)) is not None:
-                # A task per call: `idle` answers late and must not block the others.
+                # One task per call: `idle` answers late and must not block the others.
                 call = asyncio.create_task(self._answer(peer, data))
                 calls.add(call)
                 call.add_done_callback(calls.discard)
@@ -116,7 +116,7 @@ class Coordinator:
             await asyncio.gather(*calls, return_exceptions=True)
             writer.close()
             if peer.worker:
-                # The crawl may end meanwhile and cancel this session; what is being written is written all the same.
+                # The crawl may end meanwhile and cancel this session; a running write is finished all the same.
                 with suppress(asyncio.CancelledError):
                     await self._bury(peer.worker)
             # Last: once no session is left, the owner closes the frontier.
@@ -126,7 +126,7 @@ class Coordinator:
         """Take back a dead worker's leases at once, and count a loss against the page that it was handling."""
         key = left_behind(self._folder / "handling" / worker)
         lost = await self._frontier.abandon(worker, blamed=(key,) if key else ())
-        # Only now may a successor have the name: `abandon` takes all leases of a name.
+        # Only now may a successor use the name: `abandon` takes all leases of a name.
         self.workers.pop(worker, None)
         if lost:
             log.warning("worker %s left with %d sites in hand; they are ready again", worker, lost)
@@ -141,10 +141,10 @@ class Coordinator:
         except GossamerError as error:
             answer = remote.WireReply(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
         except msgspec.MsgspecError as error:
-            answer = remote.WireReply(number, error=f"ConfigError\na call was not understood: {error}\n")
+            answer = remote.WireReply(number, error=f"ConfigError\ncannot decode a call: {error}\n")
         except Exception as error:  # one peer's call decides over that peer only, and it must not wait for ever
-            log.warning("a call of %s failed: %r", peer.worker or "somebody", error)
-            answer = remote.WireReply(number, error=f"FrontierError\nthe owner could not do it: {error!r}\n")
+            log.warning("call from %s failed: %r", peer.worker or "somebody", error)
+            answer = remote.WireReply(number, error=f"FrontierError\nthe owner failed: {error!r}\n")
         peer.writer.write(remote.frame(remote.encode(answer)))
         await peer.writer.drain()
 
@@ -158,10 +158,10 @@ class Coordinator:
             # The name is also that of the worker's marker, a file beside the owner's.
             if peer.worker or call.worker == "owner" or not _NAME.fullmatch(call.worker):
                 raise ConfigError(
-                    f"{call.worker!r:.80} cannot be this worker's name", hint="letters, digits and dashes"
+                    f"{call.worker!r:.80} is not a valid worker name", hint="use letters, digits, and dashes"
                 )
             if call.worker in self.workers:
-                raise ConfigError(f"a worker called {call.worker} is here already", hint="give this one another --name")
+                raise ConfigError(f"a worker named {call.worker} is already connected", hint="choose another --name")
             peer.worker = call.worker
             self.workers[call.worker] = call.pid
         return remote.Welcome(configuration.dump(self._settings), self._frontier.secret, str(self._folder))
@@ -175,8 +175,8 @@ class Coordinator:
 
     async def _take(self, peer: _Peer, call: remote.Take) -> Grant:
         if not peer.worker:
-            # Without a name, the end of its connection would not give its leases back.
-            raise ConfigError("only a worker that has given its name gets leases")
+            # Leases of a worker without a name could not be taken back when its connection ends.
+            raise ConfigError("only a named worker can lease")
         return await self._frontier.lease(call.limit, batch=call.batch, seconds=call.seconds, worker=peer.worker)
 
     async def _extend(self, _: _Peer, call: remote.Extend) -> list[int]:
@@ -214,7 +214,7 @@ class Coordinator:
             return await self._frontier.site(call.text)
         if call.what in _STEERING:
             return await self._frontier.steer(_STEERING[call.what])  # type: ignore[arg-type]
-        raise ConfigError(f"nobody here knows what {call.what!r} means")
+        raise ConfigError(f"unknown command {call.what!r} means")
 
     async def _limit(self, _: _Peer, call: remote.Limit) -> None:
         changed = set(call.settings) - LIMITS
@@ -239,7 +239,7 @@ class Coordinator:
 
 
 class _Peer:
-    """The other end of one connection."""
+    """One client of the socket."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -247,5 +247,5 @@ class _Peer:
 
 
 def _bare_lease(token: int) -> Lease:
-    """A lease by its token, which is all that the owner needs."""
+    """Build a lease from its token, which is all that the owner needs."""
     return Lease(site="", lane=0, token=token, requests=(), ttl=0.0, delay=0.0)

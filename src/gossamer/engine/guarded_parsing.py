@@ -1,16 +1,16 @@
-"""Parses in the worker, interrupts what takes long, and moves such pages to a parser process.
+"""Parses pages in the worker, interrupts slow ones, and moves those to a parser process.
 
-Parsing in the worker is the fast way: no copy, no switch. But a slow page blocks the loop, in which leases have to be
-renewed and other sites are waiting. So a page gets a slice of half a second at most, and less right after another page
-has used up its own. If it is not done then, it is interrupted, and begun again in a parser process with its whole
+Parsing in the worker is the fast path: no copy, no process switch. But a slow page blocks the loop, which has to renew
+leases while other sites wait. So a page gets a slice of at most half a second, and less right after another page has
+used up its slice. A page that is not done by then is interrupted, and parsed again in a parser process with its whole
 budget. The spider sees such a page twice, but nothing of the first try is committed.
 
-Some pages go to a parser process at once: large ones, the next pages of a site that had a slow one, and suspects, which
-may have killed a worker (P10). A site comes back after a row of quick pages. Sites with a page that was too costly use
-a second process, so that merely slow sites do not wait behind them.
+Some pages go to a parser process at once: large pages, the next pages of a site that had a slow one, and suspects,
+which may have killed a worker (P10). After several quick pages in a row, the site's pages are parsed in the worker
+again. Sites with a page that was too costly use a second process, so that merely slow sites do not wait behind them.
 
-While a page is handled here, the crash marker has its key. In a parser process it needs none: a process that dies there
-costs its page only, and the worker records which one it was."""
+While a page is handled in the worker, the crash marker holds its key. A parser process needs no marker: if it dies,
+only its page is lost, and the worker records which one it was."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("gossamer.engine")
 SLICE_SECONDS = 0.5
 _SHORT_SECONDS = 0.1
-"""The slice for some seconds after a page has used up its own: many slow sites at once block little more than one."""
+"""The slice for some seconds after a page has used up its own, so that many slow sites together block little more."""
 _SHORT_FOR_SECONDS = 5.0
 _LARGE_BYTES = 8 * 1024 * 1024
 """Markup of this size goes to a parser process from the start."""
 _QUICK_SECONDS = 0.1
 _QUICK_PAGES = 16
-"""Number of quick pages in a row after which a site's pages are handled here again."""
+"""Number of quick pages in a row after which a site's pages are parsed in the worker again."""
 _MOST_SITES = 10_000
 
 
 class GuardedParser:
     """Parses pages in this process while that is quick, and in parser processes otherwise.
 
-    Without `start`, because the calling program passed a spider object that other processes cannot have, all pages get
-    their whole budget here."""
+    Without `start` all pages get their whole budget here: the calling program passed a spider object that other
+    processes cannot have."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class GuardedParser:
         self._marker = marker
         self._start = start
         self._pools: dict[bool, ParserPool] = {}
-        """By whether it is for sites that had a page that was too costly."""
+        """Whether it is for sites with a page that was too costly."""
         self._suspects = frozenset(suspects)
         self._slow_sites: dict[str, int] = {}
         """Sites with a page that was too slow for its slice, and the number of quick pages since."""
@@ -95,7 +95,7 @@ class GuardedParser:
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """As `SpiderRunner.extract`, here or in a parser process."""
+        """Extract a page as `SpiderRunner.extract`, here or in a parser process."""
         if self._start is not None and (
             suspect or request.key in self._suspects or request.site in self._slow_sites or _is_large(response)
         ):
@@ -139,7 +139,7 @@ class GuardedParser:
         return found
 
     def _learn(self, site: str, found: Extracted) -> None:
-        """Note what a page of a slow site cost, and handle the site's pages here again after a row of quick ones."""
+        """Record the cost of a slow site's page; after enough quick pages, parse the site's pages here again."""
         if found.kind == TooCostly.kind:
             self._costly_sites[site] = None
             if len(self._costly_sites) > _MOST_SITES:

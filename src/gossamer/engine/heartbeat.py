@@ -1,4 +1,4 @@
-"""Heartbeat of a fleet worker: reports its state every few seconds, and watches which regions are alive."""
+"""Heartbeat of a fleet worker: reports its state every few seconds, and reads which regions are alive."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gossamer.settings import VERSION
 log = logging.getLogger("gossamer.pulse")
 EVERY_SECONDS = 5.0
 LIVE_SECONDS = 16.0
-"""A worker that has been silent for longer has missed three pulses, and is taken for dead."""
+"""Seconds of silence, about three missed heartbeats, after which a worker counts as dead."""
 _LOOK_EVERY = 2
 _LAST_SECONDS = 2.0
 
 
 def is_live(pulse: Heartbeat, *, within: float = LIVE_SECONDS) -> bool:
-    """Whether a worker has been heard of lately, and has not said that it leaves."""
+    """Return whether a worker sent a heartbeat recently, and has not signed off."""
     return not pulse.left and pulse.silent <= within
 
 
 def live_regions(pulses: Iterable[Heartbeat], *, within: float = LIVE_SECONDS) -> frozenset[str]:
-    """The regions that have a live worker."""
+    """Return the regions that have a live worker."""
     return frozenset(pulse.region for pulse in pulses if pulse.region and is_live(pulse, within=within))
 
 
 class Measured(Protocol):
-    """What a pulse says of an engine."""
+    """The figures of an engine that a heartbeat reports."""
 
     @property
     def accepted(self) -> int: ...
@@ -55,9 +55,9 @@ class Measured(Protocol):
 
 
 class HeartbeatSender:
-    """Sends the pulses of one worker.
+    """Sends the heartbeats of one worker.
 
-    With `places` it also looks which regions are alive, and notes the others there for the engine to lease from."""
+    With `places` it also reads which regions are alive, and stores the others there for the engine to lease from."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class HeartbeatSender:
         self._processor = time.process_time()
 
     async def run(self) -> None:
-        """Beat until cancelled. A frontier that cannot be reached hears of us when it can."""
+        """Send heartbeats until cancelled. While the frontier is unreachable, it retries at the next heartbeat."""
         turn = 0
         while True:
             try:
@@ -93,25 +93,25 @@ class HeartbeatSender:
                     await self._look(self._places)
                 turn += 1
             except FrontierError as error:
-                # The engine meets it too, and says what it means.
-                log.debug("no pulse: %s", error)
+                # The engine gets the same error, and reports it.
+                log.debug("could not send a heartbeat: %s", error)
             await self._clock.sleep(self._pause())
 
     def _pause(self) -> float:
-        """Seconds to the next pulse, or to the end of the job's time."""
+        """Return the seconds to the next heartbeat, or to the end of the job's time."""
         most = self._fleet.settings.max_seconds
         left = self._every if most is None else most - (self._clock.monotonic() - self._began_at)
         return min(self._every, left) if left > 0 else self._every
 
     async def _look_at_the_time(self) -> None:
-        """Stop the job once it has run for as long as it may; of all workers, the one that began first is the first."""
+        """Stop the job after `max_seconds`. The worker that started first is the first to do so."""
         most = self._fleet.settings.max_seconds
         if most is not None and self._clock.monotonic() - self._began_at >= most:
-            log.info("the job has run for %g seconds, and stops", most)
+            log.info("stopping the job after %g seconds (max_seconds)", most)
             await self._fleet.steer("stopping")
 
     async def last(self) -> None:
-        """Say that this worker leaves; nobody waits for it to be heard."""
+        """Send a last heartbeat that signs this worker off; gives up after a short time."""
         with suppress(FrontierError, TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
                 await self._fleet.beat(self._next(left=True))
@@ -147,7 +147,7 @@ class HeartbeatSender:
     async def _look(self, places: Places) -> None:
         within = LIVE_SECONDS * self._every / EVERY_SECONDS
         places.live = live_regions(await self._fleet.workers(), within=within)
-        # Where a whole fleet is started at once, the workers of other regions may still be on their way.
+        # When a whole fleet is started at once, the workers of other regions may still be starting.
         if self._clock.monotonic() - self._began_at > within:
             shards = await self._fleet.shards()
             waiting = {name for shard in shards for name, view in shard.regions.items() if view.ready or view.later}
@@ -156,22 +156,22 @@ class HeartbeatSender:
 
 @asynccontextmanager
 async def beating(heart: HeartbeatSender) -> AsyncIterator[None]:
-    """Beat for as long as the block lasts, and once more at its end."""
+    """Send heartbeats for the duration of the block, and a last one at its end."""
     task = asyncio.create_task(heart.run())
     try:
         yield
     finally:
-        # More than once: a driver may take a cancellation that comes in the middle of its work for its own, and go on.
+        # More than once: a driver may treat a cancellation in the middle of its work as its own, and go on.
         while not task.done():
             task.cancel()
             await asyncio.wait((task,), timeout=0.2)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("this worker had stopped to tell how it is: %s", error)
+            log.warning("this worker had stopped sending heartbeats: %s", error)
         await heart.last()
 
 
 def _memory_bytes() -> int:
-    """What this process holds in memory; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 where the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Decides what a response or an error means for its request and its site: pure rules, no I/O."""
+"""Verdicts: what a response or an error means for its request and its site. Pure rules, no I/O."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from gossamer.model import REDIRECTS, Request, Response, Status
 from gossamer.settings import Settings
 
 CHAIN, COOKIES = ":chain", ":cookies"
-"""Their places in a request's meta, which no spider sees: the URLs that it came by, and what a sister site set."""
+"""Keys in a request's meta that no spider sees: the redirect chain, and cookies from another host."""
 _SET = "+"
-"""In front of the mark of a URL whose answer set a cookie."""
+"""Prefix of the mark of a URL whose answer set a cookie."""
 _ALIKE = "~"
-"""In front of the mark of a URL as its key has it, where that is spelled otherwise."""
+"""Prefix of the mark of a URL's normalized spelling, where that differs."""
 
 
 def mark(url: str) -> str:
-    """A short sign for a URL of a chain."""
+    """Return a short digest of a URL for the redirect chain."""
     return blake2b(url.encode(), digest_size=6).hexdigest()
 
 
 def times_met(request: Request, target: str) -> int:
-    """How often the chain of a request has been at `target`, this request not counted."""
+    """Return how often the redirect chain of a request contains `target`, the request itself not counted."""
     sign = mark(target)
     return sum(met.removeprefix(_SET) == sign for met in _chain(request))
 
 
 def is_alike(request: Request, target: str) -> bool:
-    """Whether the chain of a request has been at `target`, or at another spelling of it, which has the same key."""
+    """Return whether the redirect chain contains `target`, or another spelling of it with the same key."""
     signs = {mark(target), mark(urls.equivalent(target))}
     return any(met.lstrip(_SET + _ALIKE) in signs for met in _chain(request))
 
 
 def apart(request: Request, target: str) -> bytes:
-    """What goes into the key of the next hop, so that a redirect to where its chain has been does not count as done."""
+    """Return the part of the next hop's key that keeps a redirect back into its own chain from counting as known."""
     if times_met(request, target):
         return b"again"
     is_spelling = request.url != target and urls.equivalent(request.url) == urls.equivalent(target)
@@ -45,12 +45,12 @@ def apart(request: Request, target: str) -> bytes:
 
 
 def sets_cookies(request: Request, response: Response) -> bool:
-    """Whether this answer, or one before it in the chain, has set a cookie: only then can asking again help."""
+    """Return whether this answer, or an earlier one of the chain, has set a cookie: only then can another try help."""
     return bool(response.header("set-cookie")) or any(met.startswith(_SET) for met in _chain(request))
 
 
 def longer(request: Request, response: Response) -> dict[str, Any]:
-    """The meta of the next hop: the chain with this request's own URL."""
+    """Return the meta of the next hop: the chain with this request's own URL."""
     own = [(_SET if response.header("set-cookie") else "") + mark(request.url)]
     if (alike := urls.equivalent(request.url)) != request.url:
         own.append(_ALIKE + mark(alike))
@@ -65,29 +65,29 @@ def _chain(request: Request) -> list[str]:
 
 MAX_HOPS = 10
 _PASSING = frozenset(("disconnect", "content_length", "transfer_encoding", "fetch_seconds"))
-"""What may be missing of an answer by chance: it is asked for again, and what the last try brings is kept."""
+"""Parts of an answer that may be missing by chance: the page is retried, and what the last try brings is kept."""
 _CLOSED = frozenset(("content_length", "transfer_encoding"))
-"""The server closed the connection in order: a second time it means it, and no third one is asked for."""
+"""Cases in which the server closed the connection properly: after a second time, the page is not retried."""
 
 
 class Verdict(NamedTuple):
-    """What becomes of the request, and what its site must know."""
+    """The outcome of the request, and the changes to its site's state."""
 
     status: Status
     reason: str = ""
     again_in: float | None = None
     hold: float | None = None
-    """Seconds during which the site is left alone."""
+    """Seconds during which nobody fetches from the site."""
     memo: dict[str, Any] | None = None
     close: str | None = None
     target: str = ""
-    """Where a redirect leads."""
+    """The target of a redirect."""
 
 
 def judge_response(
     request: Request, response: Response, memo: dict[str, Any], settings: Settings, *, now: float
 ) -> Verdict:
-    """An answer came."""
+    """Return the verdict about a response."""
     healed = {"failures": 0} if memo.get("failures") else None
     status = response.status
     if status in REDIRECTS and (location := response.header("location")):
@@ -108,7 +108,8 @@ def judge_response(
 
 
 def asks_again(request: Request, response: Response) -> bool:
-    """Whether a redirect leads to its own URL and sets a cookie: asked with that, the next answer may be the page."""
+    """Return whether a redirect leads to its own URL and sets a cookie: with the cookie, the next answer may be the
+    page."""
     if response.status not in REDIRECTS or request.method not in ("GET", "HEAD"):
         return False
     location = response.header("location")
@@ -125,9 +126,9 @@ def judge_error(
     now: float,
     was_there: bool = False,
 ) -> Verdict:
-    """No answer came. A host that cannot be reached is a fault of the site, and is charged to it.
+    """Return the verdict about an error. A host that cannot be reached is a failure of the site, and counts against it.
 
-    A name that does not exist is final. If the site `was_there` before, it is asked for once more, then given up."""
+    A name that does not exist is final. If the site `was_there` before, it is tried once more, then given up."""
     if isinstance(error, NameUnknown) and was_there:
         looked_again = memo.get("failures") and request.tries
         return _fault_of_site(request, error.kind, memo, settings, now=now, is_final=bool(looked_again))
@@ -136,13 +137,13 @@ def judge_error(
     if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
         return _fault_of_page(request, error.kind, settings)
     if isinstance(error, ConnectFailed) and error.was_open and not memo.get("failures"):
-        # It hung up on this page; whether on others too, the next request shows.
+        # The server closed the connection on this page; the next request shows whether it does so for others.
         return _fault_of_page(request, error.kind, settings, memo={"failures": 1})
     return _fault_of_site(request, error.kind, memo, settings, now=now)
 
 
 def _fault_of_page(request: Request, reason: str, settings: Settings, *, memo: dict[str, Any] | None = None) -> Verdict:
-    """A server error or a broken answer: other pages of the site may be well."""
+    """Return the verdict for a server error or a broken answer: other pages of the site may be fine."""
     tried = request.tries + 1
     if tried >= settings.tries:
         return Verdict("failed", reason, memo=memo)
@@ -160,9 +161,10 @@ def _fault_of_site(
     asked: float | None = None,
     is_final: bool = False,
 ) -> Verdict:
-    """The site is dark or wants to be left alone: nobody fetches from it for a while. `asked` is its own wish.
+    """Return the verdict for a site that is unreachable or overloaded: nobody fetches from it for a while.
 
-    One that stays dark is given up, so that crawls end; a continuous one does not end, and asks once a day."""
+    `asked` is the Retry-After of the site. A site that stays unreachable is given up, so that crawls end; a continuous
+    crawl does not end, and retries once a day."""
     failures = int(memo.get("failures", 0)) + 1
     incidents = policy.incidents(
         int(memo.get("incidents", 0)),
@@ -188,8 +190,10 @@ def _fault_of_site(
 def _redirect(
     request: Request, response: Response, location: str, settings: Settings, healed: dict[str, Any] | None
 ) -> Verdict:
-    """Where it leads. Back to a URL of its own chain it is a loop, unless a cookie was set on the way: then the next
-    answer may be the page, and is asked for once."""
+    """Return the verdict about a redirect.
+
+    A redirect back to a URL of its own chain is a loop, unless a cookie was set on the way: then the next answer may be
+    the page, and the URL is fetched once more."""
     target = urls.join(request.url, location)
     if target is None:
         return Verdict("failed", "redirect-refused", memo=healed)

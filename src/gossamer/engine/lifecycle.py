@@ -1,4 +1,4 @@
-"""Opens a spider and its pipelines, and closes them, in each process that runs them."""
+"""Opens and closes a spider and its pipelines, in each process that runs them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = logging.getLogger("gossamer.engine")
 class Lifecycle:
     """Calls `open()` of the spider and of each pipeline in order, and `close()` in reverse; a context manager.
 
-    Both may be plain or `async`, and run in the thread and the event loop of the handlers. Only what was opened is
-    closed, and all of that is, also when a `close()` raises. An error is an ExtractError, or the GossamerError that was
-    raised. While another error is under way, one of `close()` is logged, so that it does not hide the first."""
+    Both may be plain or `async`, and run in the thread and event loop of the handlers. Only opened parts are closed,
+    and all of them are, even if a `close()` raises. An error is an ExtractError, or the GossamerError that was raised.
+    While another error is handled, an error of `close()` is logged, so that it does not hide the first."""
 
     def __init__(self, spider: Spider, pipelines: Iterable[Any] = ()) -> None:
-        # A class is called to make an item: its `open` has no object to open.
+        # A class is called to make an item, so there is no object to open.
         self._parts = [spider, *(each for each in pipelines if not isinstance(each, type))]
         self._opened: list[Any] = []
         self._limit: asyncio.Timeout | None = None
@@ -41,9 +41,9 @@ class Lifecycle:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def open(self) -> None:
-        """Open all parts. If one cannot be opened, those before it are closed again.
+        """Open all parts. If one fails, those before it are closed again.
 
-        After `stop` raises Interrupted."""
+        Raises Interrupted after `stop`."""
         limit = self._limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -62,12 +62,12 @@ class Lifecycle:
             self._limit = None
 
     async def close(self) -> None:
-        """Close what was opened; then raise the first error."""
+        """Close the opened parts; then raise the first error."""
         first: BaseException | None = None
         while self._opened:
             try:
                 await _call(self._opened.pop(), "close")
-            # Also a second Ctrl-C, which cancels: the others still get their turn.
+            # Including a second Ctrl-C, which cancels: the others are still closed.
             except BaseException as error:
                 if first is not None:
                     log.error("%s", error)
@@ -110,7 +110,7 @@ async def _call(part: Any, name: str) -> None:
 
 
 def leave_on_signal(guard: Guard, loop: asyncio.AbstractEventLoop) -> None:
-    """Have the signal LEAVE interrupt the page in hand, and those that come after it."""
+    """Make the signal LEAVE interrupt the page in hand, and later ones."""
 
     def leave(*_: object) -> None:
         guard.stop()
@@ -138,10 +138,10 @@ def _by_steps(work: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
 
 @contextmanager
 def _unwatched() -> Iterator[None]:
-    """Hide signals from the watchdog, which kills a process that does not look at them for 1.5 s.
+    """Hide signals from the watchdog, which kills a process that ignores them for 1.5 s.
 
-    A page may be killed and fetched again; a `close()` that writes what it has gathered may not. The signal handler
-    of Python runs as always, and a second signal ends the process."""
+    A page may be killed and fetched again; a `close()` that writes collected data may not. Python's signal handlers run
+    as always, and a second signal ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -153,7 +153,7 @@ def _unwatched() -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's method the error came from."""
+    """Return where in the user's method the error came from."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -1,12 +1,12 @@
 """From the links of a page to new requests: scope, fingerprints, and the keys that the frontier already has.
 
-A page has a hundred links, of which a few are new. They pass through cheap tests before expensive ones: their keys are
-computed, those that the frontier has for certain are dropped (`KnownKeys`), the rest is compared with the rules of the
-job (`Scope`), and what is left becomes requests with site and depth (`Linker`).
+A page has a hundred links, of which a few are new. Cheap tests come before expensive ones: compute the keys, drop those
+that the frontier certainly has (`KnownKeys`), compare the rest with the rules of the job (`Scope`), and make requests
+of what is left, with site and depth (`Linker`).
 
 Dropping a known key saves traffic, and is the one place where a link could be lost on the way to the frontier. So a key
-may enter `RecentKeys` only after a commit that had the link was acknowledged (P3), and the table is emptied when the
-store may have forgotten anything. False "new" answers cost a few bytes; the frontier compares every key itself (P1).
+may enter `RecentKeys` only after a commit with the link was acknowledged (P3), and the table is emptied when the store
+may have lost data. A key that is reported as new by mistake costs a few bytes; the frontier checks every key (P1).
 
 Refused links are counted by reason, for the summary of the run, and are not stored."""
 
@@ -37,7 +37,7 @@ _row_at = Struct(f"{_WAYS}Q").unpack_from
 
 
 class KnownKeys(Protocol):
-    """Knows which keys may be new to the frontier. A key may be reported as new by mistake, never as known."""
+    """Reports which keys may be new to the frontier: possibly too many, never too few."""
 
     def unknown(self, keys: Iterable[int]) -> set[int]: ...
 
@@ -47,7 +47,7 @@ class KnownKeys(Protocol):
 
 
 class Knows(Protocol):
-    """A frontier that has its keys in memory."""
+    """A frontier with its keys in memory."""
 
     def unknown(self, keys: Iterable[int]) -> set[int]: ...
 
@@ -62,11 +62,11 @@ class FrontierKeys:
         """Do nothing: the frontier has them."""
 
     def clear(self) -> None:
-        """Do nothing: the frontier forgets by itself what it does not have."""
+        """Do nothing: the frontier itself drops keys that it does not have."""
 
 
 class RecentKeys:
-    """The last keys, in a table with rows of four: a key can be in one row only, and pushes another out of it.
+    """The most recent keys, in a table with rows of four: a new key may replace an older key of its row.
 
     A key costs 8 bytes. The table begins at a 4096th of its full size, since most crawls are small, and grows eightfold
     before it is more than a quarter full. A key may enter only after the frontier has acknowledged it: otherwise a
@@ -77,11 +77,11 @@ class RecentKeys:
         self.clear()
 
     def unknown(self, keys: Iterable[int]) -> set[int]:
-        """Those of these keys that may be new."""
+        """Return those of these keys that may be new."""
         wanted = list(keys)
         table, mask, first_in_row = self._table, self._mask, self._first_in_row
-        # One call looks all of them up, so that the processor fetches their places from memory at the same time. Two
-        # extra places make the answer a tuple for any number of keys.
+        # One call looks up all keys, so that the CPU fetches their memory in parallel. The two extra places make the
+        # answer a tuple for any number of keys.
         found = itemgetter(*[key & mask for key in wanted], 0, 0)(table)
         return {
             key
@@ -101,7 +101,8 @@ class RecentKeys:
                 row = table[first : first + _WAYS]
                 if key in row:
                     continue
-                # The newest key gets the place that is looked at first; the other moves to a free one, or all move on.
+                # The newest key goes to the position that is checked first; the key there moves to a free position, or
+                # all shift by one.
                 if 0 in row:
                     table[first + row.index(0)] = other
                 else:
@@ -110,7 +111,7 @@ class RecentKeys:
             self._entered += 1
 
     def clear(self) -> None:
-        """Forget all keys: the frontier may not have them any more."""
+        """Remove all keys: the frontier may not have them any more."""
         self._make(max(_WAYS, self._most_places // _FIRST_PART))
 
     def _grow(self, more: int) -> None:
@@ -137,7 +138,7 @@ Score = Callable[[Request], int]
 
 
 class Linker:
-    """Turns links into requests with key, site and depth, without those that are out of scope or known."""
+    """Turns links into requests with key, site, and depth; drops links that are out of scope or known."""
 
     def __init__(
         self,
@@ -159,9 +160,9 @@ class Linker:
     def follow(
         self, page: Request, found: tuple[str, ...], *, year: int = 0, made: Mapping[int, Request] | None = None
     ) -> list[Request]:
-        """Requests for the links of a page. With a `year`, links to dates far from it are refused.
+        """Return the requests for the links of a page. With a `year`, links to dates far from it are refused.
 
-        `made` are requests that this lease has made of earlier links, by key: they are used again as they are."""
+        `made` maps keys to requests of this lease for earlier links, which are reused."""
         depth = page.depth + 1
         if self._settings.clean_query:
             found = tuple(map(urls.clean_query, found))
@@ -191,20 +192,20 @@ class Linker:
         return "calendar" if far else None
 
     def _scored(self, request: Request) -> Request:
-        """The request with the priority of the spider's `score`, unless it has one already."""
+        """Return the request with the priority from the spider's `score`, unless it already has one."""
         if self._score is None or request.priority:
             return request
         try:
             priority = int(self._score(request))
         except Exception as error:  # a link's fate is decided here: the spider's own code may raise anything
             if not self.refused["score"]:
-                log.warning("the spider's score raised, and such links get no priority: %r", error)
+                log.warning("the spider's score() raised, so these links get no priority: %r", error)
             self.refused["score"] += 1
             return request
         return msgspec.structs.replace(request, priority=max(-MAX_SCORE, min(MAX_SCORE, priority)))
 
     def adopt(self, page: Request, made: tuple[Request, ...], *, year: int = 0) -> list[Request]:
-        """Requests that the spider made, with key, site and depth filled in."""
+        """Return the requests that the spider made, with key, site, and depth filled in."""
         requests = []
         for request in made:
             key = urls.key_of(self._secret, request.url, request.method, request.body)
@@ -223,9 +224,10 @@ class Linker:
         return requests
 
     def listed(self, url: str, *, source: str, referrer: str, lastmod: float | None = None) -> Request | None:
-        """The request for a page in the sitemap of `source`; None if it is known or refused.
+        """Return the request for a page in the sitemap of `source`; None if it is known or refused.
 
-        In a continuous crawl, a known page travels with the time of its last change: its visit may be due sooner."""
+        In a continuous crawl, a known page is sent with the time of its last change: its visit may be brought forward.
+        """
         if self._settings.clean_query:
             url = urls.clean_query(url)
         key = urls.key_of(self._secret, url)
@@ -239,7 +241,7 @@ class Linker:
         return self._scored(Request(url, key, self.site(url), 0, 1, referrer=referrer, meta=meta))
 
     def sitemap(self, url: str, *, origin: str, level: int, referrer: str) -> Request:
-        """The request for a sitemap that the robots.txt of `origin`, or an index named there, lists.
+        """Return the request for a sitemap that the robots.txt of `origin`, or an index named there, lists.
 
         Its key differs from that of a page with the same URL, and from that of the same sitemap for another host."""
         key = urls.key_of(self._secret, url, SITEMAP, urls.host_port(f"{origin}/").encode())
@@ -249,25 +251,25 @@ class Linker:
         )
 
     def seed(self, url: str) -> Request:
-        """The request for a seed, which is a normalized URL."""
+        """Return the request for a seed, which is a normalized URL."""
         return Request(url, urls.key_of(self._secret, url), self.site(url))
 
     def hop(self, page: Request, target: str, answer: Response) -> tuple[Request, ...]:
-        """The request for the next hop of a redirect, at the same depth; empty if it is refused.
+        """Return the request for the next hop of a redirect, at the same depth; empty if it is refused.
 
         A seed may redirect anywhere, other pages only within the scope. A redirect back to a URL of its own chain gets
-        a key of its own: under the usual one it would be known, and never fetched."""
+        its own key: under the usual one it would be known, and never fetched."""
         status = answer.status
         is_long = len(target) > self._settings.max_url_length
         reason = self._scope.refuse(target, page.url, page.depth) if page.depth > 0 else "length" if is_long else None
         if reason is not None:
             self.refused[reason] += 1
             return ()
-        # As browsers do: a body is sent again only for 307 and 308, and a secret in it only to its own origin.
+        # As in browsers: a body is sent again only for 307 and 308, and a secret in it only to its own origin.
         is_home = urls.origin(target) == urls.origin(page.url)
         resent = page.method in ("GET", "HEAD") or (status in (307, 308) and (is_home or b"${secret:" not in page.body))
         method, body = (page.method, page.body) if resent else ("GET", b"")
-        # Headers may have credentials, so they stay with their origin; the type of a body goes with the body.
+        # Headers may contain credentials, so they are sent to their origin only; the content type goes with the body.
         headers = page.headers if is_home else None
         if headers and not resent:
             headers = {name: value for name, value in headers.items() if name.lower() != "content-type"} or None

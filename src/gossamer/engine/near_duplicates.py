@@ -1,4 +1,4 @@
-"""Near-duplicate pages: fingerprints of the main text (SimHash), and which pages count as copies."""
+"""Near-duplicate pages: SimHash fingerprints of the main text, and which pages count as copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.model import Lease
 from gossamer.settings import Settings
 
 NEAR = 3
-"""Bits in which the SimHashes of two near-duplicates differ at most."""
+"""Max bits in which the SimHashes of two near-duplicates differ."""
 _KEY = b"gossamer simhash"
 _WORD = re.compile(r"\w+")
 _MOST_WORDS = 1024
@@ -25,29 +25,29 @@ _BITS = (1 << 64) - 1
 
 
 def text_digest(text: str) -> str:
-    """A short digest of a text; empty for no text."""
+    """Return a short digest of a text; empty for no text."""
     return blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest() if text else ""
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in lower case. What holds a digit is none: dates, prices and session ids are left out."""
+    """Return the words of a text in lower case, without those that contain a digit (dates, prices, session ids)."""
     return [word for word in _WORD.findall(text.lower()) if word.isalpha()]
 
 
 def simhash(text: str) -> int | None:
-    """A 64-bit SimHash over the pairs of neighbouring words; None for a text without words.
+    """Return a 64-bit SimHash over the pairs of neighboring words; None for a text without words.
 
     Texts that differ in a few words differ in a few bits; those that differ in numbers only are equal."""
     return simhash_of(some_words(text))
 
 
 def some_words(text: str) -> list[str]:
-    """The words of a text that its SimHash goes by: about the first thousand."""
+    """Return the words of a text that go into its SimHash: about the first thousand."""
     return words(text[: _MOST_WORDS * 16])[:_MOST_WORDS]
 
 
 def simhash_of(found: list[str]) -> int | None:
-    """The SimHash of such words."""
+    """Return the SimHash of these words."""
     if not found:
         return None
     hashes = [int(siphash(_KEY, " ".join(pair))) for pair in zip(found, [*found[1:], ""], strict=True)]
@@ -55,10 +55,10 @@ def simhash_of(found: list[str]) -> int | None:
 
 
 def _majority(hashes: list[int]) -> int:
-    """The bits that are set in more than half of the numbers.
+    """Return the bits that are set in more than half of the numbers.
 
-    All 64 are counted at once: a column of numbers of one weight becomes, by full adders, one number of that weight and
-    a column of twice the weight. That is a third of the work of counting bit by bit."""
+    All 64 bits are counted at once with full adders: a column of numbers of one weight becomes one number of that
+    weight and a column of twice the weight. That takes a third of the time of counting bit by bit."""
     wanted, counts, column = len(hashes) // 2 + 1, [], hashes
     while column:
         carried: list[int] = []
@@ -87,7 +87,7 @@ def _majority(hashes: list[int]) -> int:
 
 
 def are_near(one: int, other: int) -> bool:
-    """Whether two SimHashes are those of near-duplicates."""
+    """Return whether two SimHashes belong to near-duplicates."""
     return (one ^ other).bit_count() <= NEAR
 
 
@@ -95,25 +95,25 @@ _MOST_PATHS = 10_000
 
 
 _FEWEST_WORDS = 32
-"""A page with less text may be all pictures or numbers, and is no copy of another."""
+"""Min words of a near-duplicate: a page with less text may be all images or numbers."""
 
 
 class TextFingerprint(NamedTuple):
-    """What is known of a page's main text; empty and None where it was not worked out."""
+    """Fingerprints of a page's main text; empty and None where they were not computed."""
 
     digest: str = ""
     likeness: int | None = None
-    """Its SimHash, if the page may be a copy of the last one of its path."""
+    """SimHash of the main text, if the page may be a copy of the last page of its path."""
     beside: int | None = None
-    """The SimHash of what is not in links, if the page's query may be one of endless ones of its path."""
+    """SimHash of the text outside links, if the page's query may be one of an endless series of its path."""
     simhash: int | None = None
-    """Its SimHash, if copies are looked for among all pages."""
+    """SimHash of the main text, if near-duplicates are searched among all pages."""
     tells: bool = False
     """Whether there is enough text to call the page a copy."""
 
 
 class TextFingerprints:
-    """Remembers the last title of each path: pages whose titles differ by more than numbers are no copies."""
+    """Stores the last title of each path: pages whose titles differ by more than numbers are no copies."""
 
     def __init__(self, settings: Settings) -> None:
         self._for_changes = bool(settings.recrawl)
@@ -122,7 +122,7 @@ class TextFingerprints:
         self._titles: dict[str, str] = {}
 
     def at(self, page: Page) -> TextFingerprint:
-        """What is to be known of a page's text."""
+        """Return the fingerprints of a page's text."""
         if not page.is_html or drops_text(page.cut):
             # Two pages that were cut near their beginning would look like copies of one another.
             return TextFingerprint()
@@ -164,10 +164,10 @@ _STATE_KEY = 0xFFFF_FFFF
 
 
 class NearDuplicates:
-    """The SimHashes of the last pages of a leased site that were kept, each with half of its page's key.
+    """The SimHashes of the last pages stored for a leased site, each with half of its page's key.
 
-    A lane has an entry of its own in the memo, so that it has one writer: SimHash and key in 24 hexadecimal digits,
-    the one that was met last at the end. What other lanes keep meanwhile is known with the next lease."""
+    Each lane has its own entry in the memo, so that it has one writer: SimHash and key in 24 hexadecimal digits, most
+    recently seen last. Pages stored by other lanes are visible with the next lease."""
 
     def __init__(self, lease: Lease) -> None:
         self._name = f"{_STATE_NAME}.{lease.lane}"
@@ -182,9 +182,9 @@ class NearDuplicates:
         self._last = lease.requests[-1].key if lease.requests else 0
 
     def saw(self, key: int, simhash: int | None) -> int | None:
-        """The SimHash of the page that the page with this one is a copy of; None for a page that is to be kept.
+        """Return the SimHash of the page that this page is a copy of; None for a page to store.
 
-        A page is no copy of its own last version, and one without a SimHash of none."""
+        A page is no copy of its own last version, and a page without a SimHash is no copy."""
         if simhash is None:
             return None
         likeness, key = simhash, key & _STATE_KEY
@@ -202,7 +202,7 @@ class NearDuplicates:
         return None
 
     def note(self, key: int) -> dict[str, Any]:
-        """What of the memo changes; not for every page, but never later than with the last one of the lease."""
+        """Return the changes to the memo; not after every page, but at the latest with the last one of the lease."""
         if not self._unsaved or (self._unsaved < _UNSAVED and key != self._last):
             return {}
         self._unsaved = 0

@@ -1,24 +1,24 @@
 """Parser processes: pages are parsed, and handlers run, where they block nothing and can be killed.
 
 A pool has a fixed number of processes, each with one page at a time. A page is sent as a frame over a pipe, and its
-result comes back as one; between two pages the process has no state but its spider. It opens a spider of its own before
-its first page, and closes it when the worker closes the pipe.
+result is returned as one; between two pages the process has no state but its spider. It opens its own spider before its
+first page, and closes it when the worker closes the pipe.
 
 **Limits**, from the mildest to the hardest, each for what the one before cannot catch:
 
 1. The process interrupts its own page at the limits of the budget (`budget.Guard`).
-2. C code that does not come to an end: the kernel kills the process after its CPU time (SIGVTALRM).
-3. A process that hangs without using the processor: the worker kills it (`_watch`), but never for time in which others
-   had the processor, since a process that wants to run and cannot is not to blame.
+2. C code that does not return: the kernel kills the process after its CPU time (SIGVTALRM).
+3. A process that hangs without using CPU: the worker kills it (`_watch`), but never because other processes used the
+   CPU: a process that is ready to run and gets no CPU is not to blame.
 
-In the last two cases the page is recorded as too costly. If the process died of something else, a crash in C code or
-for lack of memory, the page is recorded as failed by that. Either way it costs this one page; the next one gets a new
-process. Where memory runs out, the kernel is asked to choose a parser process before the worker.
+In the last two cases the page is recorded as too costly. If the process died for another reason (a crash in C code, or
+no memory), the page is recorded as failed for that reason. Either way only this page is lost; the next one gets a new
+process. If memory runs out, the kernel is asked to kill a parser process before the worker.
 
-**The end of a crawl.** LEAVE asks each process to interrupt its page, which counts as not fetched. Only a process that
-stays in C code is killed, and it is the one whose spider is not closed. SIGINT and SIGTERM, which a terminal or a
-process manager sends to all processes, are ignored here: the worker decides what becomes of the page. If the worker
-dies, the kernel kills its parser processes (`supervision.die_with`)."""
+**The end of a crawl.** LEAVE asks each process to interrupt its page, which counts as not fetched. A process is killed
+only if it stays in C code, and only then its spider is not closed. SIGINT and SIGTERM, which a terminal or a process
+manager sends to all processes, are ignored here: the worker decides what happens to the page. If the worker dies, the
+kernel kills its parser processes (`supervision.die_with`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.engine")
 _PATIENCE_SECONDS = 5.0
-"""Seconds on the clock that a process gets beyond its CPU time, and between later looks at it."""
+"""Wall-clock seconds that a process gets beyond its CPU time, and between later checks."""
 _GRACE_SECONDS = 1.0
 """Seconds that pages in hand have left at a stop."""
 _INTERRUPTED = b""
@@ -54,10 +54,10 @@ _INTERRUPTED = b""
 _DONE = b""
 """Answer when the spider was opened or closed; else an error with its hint."""
 _EXIT_SECONDS = 10.0
-"""Seconds that a process has to end after its spider is closed: for `atexit` functions and threads."""
+"""Seconds that a process has to exit after its spider is closed: for `atexit` functions and threads."""
 _NICENESS = 5
 _WAITING_BYTES = 64 * 1024 * 1024
-"""Max bytes of bodies whose visits may wait for a process without taking a place of a fetch."""
+"""Max bytes of bodies whose visits may wait for a process without using a fetch slot."""
 
 
 class ParseTask(msgspec.Struct, array_like=True, frozen=True):
@@ -76,11 +76,11 @@ _decode_extracted = msgspec.msgpack.Decoder(Extracted).decode
 class ParserPool:
     """A fixed number of processes, each with one page at a time; one that dies costs its page only.
 
-    `_idle` has a place for each: a process that waits for a page, or None where one has to be started. Whoever takes a
-    place puts one back, whatever happens in between, or the pool would shrink."""
+    `_idle` has an entry for each: a process that waits for a page, or None where one has to be started. Each entry that
+    is taken is put back, whatever happens in between, or the pool would shrink."""
 
     def __init__(self, size: int, settings: Settings, *, is_aside: bool = False) -> None:
-        """`is_aside`: the processes run with a lower priority than this one."""
+        """Create the pool without starting processes. With `is_aside`, they run with a lower priority than this one."""
         self._settings = settings
         self._niceness = _NICENESS if is_aside else 0
         self._idle: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
@@ -98,7 +98,7 @@ class ParserPool:
         """Do nothing: no page blocks this process."""
 
     def stop(self) -> None:
-        """Have the processes interrupt their pages, and kill those that have not after a moment."""
+        """Make the processes interrupt their pages, and after a moment kill those that have not."""
         if self._stopping is None:
             grace = min(_GRACE_SECONDS, self._settings.drain_seconds)
             self._stopping = asyncio.get_running_loop().call_later(grace, self._end)
@@ -114,7 +114,9 @@ class ParserPool:
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """As `SpiderRunner.extract`, in one of the processes. While it waits, the visit takes no place of a fetch."""
+        """Extract a page as `SpiderRunner.extract`, in one of the processes.
+
+        While it waits, the visit uses no fetch slot."""
         size = len(response.body)
         is_aside = aside is not None and self._waiting_bytes + size <= _WAITING_BYTES
         if is_aside:
@@ -130,9 +132,9 @@ class ParserPool:
                 aside(False)
 
     async def _extract(self, request: Request, response: Response) -> Extracted:
-        """Take a place, start a process if it has none, send the page, and read the answer.
+        """Take an entry, start a process if it has none, send the page, and read the answer.
 
-        After a stop no process is started, and no page is sent once the moment is over. If this task is cancelled, its
+        After a stop no process is started, and no page is sent once the time is over. If this task is cancelled, its
         process is killed: its answer would be taken for that of the next page."""
         process = await self._idle.get()
         if self._stopping is None and (process is None or process.returncode is not None):
@@ -165,7 +167,7 @@ class ParserPool:
             if process in self._watches:
                 self._watches.pop(process).cancel()
         if answer is None:
-            # The process has closed its pipe, but may not be reaped yet: nobody else may get it.
+            # The process has closed its pipe, but may not be reaped yet: it must not be used again.
             self._discard(process)
             self._idle.put_nowait(None)
             return await self._post_mortem(process, response)
@@ -175,7 +177,7 @@ class ParserPool:
         return _decode_extracted(answer)
 
     async def _post_mortem(self, process: asyncio.subprocess.Process, response: Response) -> Extracted:
-        """The record of a page whose process has died."""
+        """Return the record of a page whose process has died."""
         code = await process.wait()
         if self._is_over:
             raise Interrupted
@@ -216,7 +218,7 @@ class ParserPool:
         assert process.stdout is not None
         try:
             process.stdin.write(remote.frame(_encode(configuration.dump(self._settings))))
-            # Imports and the opening of a spider may take long: the page is not charged for that.
+            # Imports and opening a spider may take long: the page is not charged for that.
             if (answer := await remote.read_frame(process.stdout)) is not None:
                 _raise_failure(answer)
         except BaseException:
@@ -233,7 +235,7 @@ class ParserPool:
             process.kill()
 
     async def aclose(self) -> None:
-        """Have all processes close their spiders and end; ExtractError if one could not close its own."""
+        """Make all processes close their spiders and exit; ExtractError if one could not close its spider."""
         if self._stopping is not None:
             self._stopping.cancel()
         closing = [self._close(process) for process in self._ready if process.returncode is None]
@@ -245,7 +247,7 @@ class ParserPool:
             raise failures[0]
 
     async def _close(self, process: asyncio.subprocess.Process) -> None:
-        """Wait until the spider is closed, without limit: as in the worker itself, a second Ctrl-C ends that."""
+        """Wait without limit until the spider is closed: as in the worker, a second Ctrl-C ends the wait."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -276,7 +278,7 @@ def _raise_failure(answer: bytes) -> None:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process; infinite where the system does not report them, so that only the clock counts."""
+    """Return the CPU seconds of a process; infinite where the system does not report them, so only the clock counts."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -285,7 +287,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process runs or waits for a processor, and does not sleep."""
+    """Return whether a process runs or waits for a CPU, and does not sleep."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
     except OSError:
@@ -293,17 +295,17 @@ def _is_running(pid: int) -> bool:
 
 
 def main() -> None:
-    """Be a parser: settings first, then pages, until the worker closes the pipe."""
+    """Run a parser process: read settings, then pages, until the worker closes the pipe."""
     parent, niceness = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     leave_signals_to_parent()
     os.nice(niceness)
     with suppress(OSError):
-        # Where memory runs out, the kernel should kill this process: most likely its page used the memory.
+        # If memory runs out, the kernel should kill this process: most likely its page used the memory.
         Path("/proc/self/oom_score_adj").write_text("800")
     allocator.give_back_freed_memory()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # What a spider prints must not get between the answers.
+    # Redirected to stderr: a spider's print() must not get between the answers.
     os.dup2(2, 1)
 
     def read() -> bytes | None:
@@ -346,7 +348,7 @@ def main() -> None:
                 answer(handle(data))
                 allocator.trim_after(len(data))
         finally:
-            # Also where the spider ends the process (`sys.exit`) in the middle of a page, which gets no answer then.
+            # Also if the spider ends the process (`sys.exit`) in the middle of a page, which then gets no answer.
             try:
                 runner.run(lifecycle.close())
             except GossamerError as error:

@@ -1,7 +1,7 @@
 """From a page to its record and its links: runs the spider over it, and collects what it yields.
 
 `SpiderRunner` is the same in the worker and in parser processes. A worker calls it through a `PageParser`, which
-chooses the process, and `PageProcessor` makes the page's record and requests of what comes back."""
+chooses the process, and `PageProcessor` turns the result into the page's record and requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DAY_SECONDS = 86_400
 
 
 class Extracted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page gave: everything that is needed of it once the body is gone."""
+    """The result of extracting a page: everything that is needed of it once the body is gone."""
 
     title: str = ""
     digest: str = ""
@@ -52,42 +52,43 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """Links that the spider made itself."""
     items: tuple[dict[str, Any], ...] = ()
     types: tuple[str, ...] = ()
-    """Of each item the type that it fits; empty where the spider declares none."""
+    """The type of each item; empty where the spider declares no types."""
     rejected: tuple[Rejected, ...] = ()
     dropped: int = 0
     text: str | None = None
     robots: str = ""
-    """What the page asks of robots, as in `noindex, nofollow`."""
+    """The page's robots meta directives, as in `noindex, nofollow`."""
     markdown: str | None = None
     main: str = ""
-    """Digest of the main text; only where changes are looked for."""
+    """Digest of the main text; only where changes are detected."""
     likeness: int | None = None
     """SimHash of the main text; only where the page may be a copy of the last one of its path."""
     beside: int | None = None
-    """The same of the text beside the links; only where the page's query may be one of endless ones of its path."""
+    """SimHash of the text outside links; only where the page's query may be one of an endless series of its path."""
     simhash: int | None = None
-    """SimHash of the main text of every page, where copies are looked for."""
+    """SimHash of the main text of every page, where near-duplicates are detected."""
     tells: bool = False
-    """Whether there is enough of it to call the page a copy."""
+    """Whether there is enough text to call the page a copy."""
     cut: dict[str, int | None] = {}
     """What is missing of the page, by the limit that dropped it."""
     error: str = ""
     kind: str = ExtractError.kind
-    """The word for the error."""
+    """The error's kind, as in `PageRow.error`."""
     seconds: float = 0.0
-    """CPU time that it took; only from another process."""
+    """CPU seconds that the page took; only from another process."""
 
     @property
     def compared(self) -> int | None:
-        """The SimHash by which the page is a copy or an original of others; None where it is neither.
+        """Return the SimHash for comparing the page with others; None where it is neither a copy nor an original.
 
-        A page with little text is none, nor is one that a spider failed on. Of one that was cut, what is missing may
-        be what differs."""
+        Excluded are pages with little text, pages on which the spider failed, and pages that were cut, because the
+        missing part may be what differs."""
         return None if not self.tells or self.error or self.cut else self.simhash
 
 
 def make_spider(settings: Settings) -> Spider:
-    """The spider that the settings name: the user's class, one made of --extract fields, or one that follows links."""
+    """Return the spider named by the settings: the user's class, one for --extract fields, or one that follows
+    links."""
     if settings.spider:
         return make(settings.spider)
     if settings.extract:
@@ -96,13 +97,13 @@ def make_spider(settings: Settings) -> Spider:
 
 
 def item_columns(settings: Settings, spider: Spider | None = None) -> dict[str, dict[str, str]]:
-    """The types of items that a job declares, with their fields and what these hold."""
+    """Return the item types that a job declares, with their fields and the types of those."""
     declared = (spider or (load(settings.spider) if settings.spider else Spider)).item_types
     return Schemas(declared or [load_type(reference) for reference in settings.item_types]).columns()
 
 
 class SpiderRunner:
-    """One spider and the settings that say what to take from a page."""
+    """One spider, and the settings for what to extract from a page."""
 
     def __init__(self, spider: Spider, settings: Settings, *, guard: Guard | None = None) -> None:
         self._spider = spider
@@ -124,13 +125,13 @@ class SpiderRunner:
         meter: PageMeter | None = None,
         hard: bool = False,
     ) -> Extracted:
-        """All that the page gives. A spider that raises costs the page its items, not its place in the record.
+        """Extract everything from a page. If the spider raises, the page loses its items, but is still recorded.
 
-        A page that passes a limit of its budget gives the error `too-costly`; with another `meter`, what that raises.
-        `hard` has this process killed where C code does not come to an end.
+        A page that exceeds a limit of its budget gets the error `too-costly`; with another `meter`, the meter's error
+        is raised. With `hard`, the kernel kills this process if C code does not return.
 
-        Of a page that is `known`, title, digest, SimHash, what it asks of robots, what was cut of it and the number of
-        links are taken as they are, and no link is followed: it is parsed only if the spider asks for something."""
+        For a page that is `known`, title, digest, SimHash, robots directives, cut, and number of links are taken from
+        there, and no link is followed: it is parsed only if the spider reads its content."""
         size = len(response.body)
         own = meter or Budget(self._settings, size)
         kill_after = hard_seconds(self._settings, size) if hard else 0.0
@@ -244,18 +245,18 @@ class SpiderRunner:
 
 
 def too_costly(response: Response, excess: TooCostly) -> Extracted:
-    """What is known of a page that was given up."""
+    """Return the result for a page that was given up."""
     return Extracted(error=str(excess), kind=excess.kind, digest=_digest(response.body), cut=parse_cut(response.cut))
 
 
 def died(response: Response) -> Extracted:
-    """What is known of a page that its process died of."""
+    """Return the result for a page on which its process died."""
     error = "the spider's process died on this page"
     return Extracted(error=error, digest=_digest(response.body), cut=parse_cut(response.cut))
 
 
 def _still_cut(page: Page, known: PageRow) -> dict[str, int | None]:
-    """What is missing of a stored page: what was when it was fetched, and what of its tree is now."""
+    """Return what is missing of a stored page: what was cut when it was fetched, and what is cut of its tree now."""
     here = {reason: lost for reason, lost in page.cut.items() if reason not in LOST}
     return {**here, **parse_cut(known.cut or "")}
 
@@ -265,7 +266,7 @@ def _digest(body: bytes) -> str:
 
 
 def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
-    """The line of a page that the spider was run over."""
+    """Return the row of a page that the spider was run over."""
     return PageRow(
         url=request.url,
         status=response.status,
@@ -288,7 +289,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
 
 
 def _describe(failure: Exception) -> str:
-    """The error and where in the spider it came from, on one line."""
+    """Describe the error and where in the spider it came from, on one line."""
     if isinstance(failure, ExtractError):
         return _storable(f"{failure} ({failure.hint})" if failure.hint else str(failure))
     frames = traceback.extract_tb(failure.__traceback__)
@@ -297,17 +298,17 @@ def _describe(failure: Exception) -> str:
 
 
 def _storable(text: str) -> str:
-    """The text without halves of characters, which no file can hold."""
+    """Replace lone surrogates, which cannot be encoded in a file."""
     return text.encode("utf-8", "replace").decode()
 
 
 def record_of(
     request: Request, row: PageRow, *, token: int, page: Extracted | None, response: Response | None
 ) -> Record:
-    """The record of a visit; `response` is given where a sink keeps pages whole."""
+    """Return the record of a visit; `response` is passed where a sink stores whole pages."""
     record = Record(key=request.key, token=token, page=row)
     if row.copy_of is not msgspec.UNSET:
-        # Its line says that it was there; all else is that of the page that was kept.
+        # Its row records that it exists; everything else is that of the page that was stored.
         return record
     if page is not None:
         record = msgspec.structs.replace(
@@ -341,7 +342,7 @@ def _exchange(request: Request, response: Response) -> Exchange:
 def answer_row(
     request: Request, response: Response, *, location: str = "", error: str = "", digest: str = ""
 ) -> PageRow:
-    """The line of an answer that no spider sees."""
+    """Return the row of an answer that no spider sees."""
     return PageRow(
         url=request.url,
         status=response.status,
@@ -364,17 +365,17 @@ class PageParser(Protocol):
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """Everything that a page gives; Interrupted if the crawl ends first.
+        """Extract everything from a page; Interrupted if the crawl ends first.
 
         A `suspect` may have killed a worker. `aside` is called with True while the page waits for another process."""
         ...
 
     def interrupt(self) -> None:
-        """The crawl ends. Called by a signal handler, between any two instructions."""
+        """Interrupt because the crawl ends. A signal handler calls this, between any two instructions."""
         ...
 
     def stop(self) -> None:
-        """The crawl ends: give pages in hand a moment."""
+        """Give pages in hand a moment because the crawl ends."""
         ...
 
     async def aclose(self) -> None:
@@ -383,7 +384,7 @@ class PageParser(Protocol):
 
 
 class ProcessedPage(NamedTuple):
-    """A page's record, the requests that it leads to, and everything else that the spider gave."""
+    """A page's record, its requests, and everything else that the spider gave."""
 
     row: PageRow
     links: tuple[Request, ...]
@@ -399,15 +400,15 @@ class PageProcessor:
         self._complaints: set[str] = set()
 
     def redirect(self, request: Request, target: str, answer: Response) -> tuple[Request, ...]:
-        """The request that a redirect leads to, if it may be followed."""
+        """Return the request for the target of a redirect, if it may be followed."""
         return self.linker.hop(request, target, answer)
 
     def interrupt(self) -> None:
-        """The crawl ends. Called by a signal handler, between any two instructions."""
+        """Interrupt because the crawl ends. A signal handler calls this, between any two instructions."""
         self._extractor.interrupt()
 
     def stop(self) -> None:
-        """The crawl ends: give pages in hand a moment."""
+        """Give pages in hand a moment because the crawl ends."""
         self._extractor.stop()
 
     async def aclose(self) -> None:
@@ -423,7 +424,7 @@ class PageProcessor:
         suspect: bool = False,
         aside: Aside | None = None,
     ) -> ProcessedPage:
-        """Run the spider over a page; `made` are requests for links of earlier pages, by key."""
+        """Run the spider over a page; `made` maps keys to requests for links of earlier pages."""
         page = await self._extractor.extract(request, response, suspect=suspect, aside=aside)
         if page.error:
             self._complain(request.url, page)
@@ -435,7 +436,7 @@ class PageProcessor:
         return ProcessedPage(row, tuple(links), page)
 
     def _complain(self, url: str, page: Extracted) -> None:
-        """Log each kind of the spider's errors once; the records have all of them."""
+        """Log each kind of spider error once; the records have all of them."""
         kind = page.error.partition(":")[0] if page.kind == ExtractError.kind else page.kind
         if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(kind)
@@ -445,5 +446,5 @@ class PageProcessor:
 
 @lru_cache(maxsize=2)
 def _year_of(day: int) -> int:
-    """The year of a day since 1970, cached: nearly all pages of a run are of the same day."""
+    """Return the year of a day since 1970, cached: nearly all pages of a run are of the same day."""
     return gmtime(day * _DAY_SECONDS).tm_year

@@ -1,4 +1,4 @@
-"""Politeness of a worker: the delay of each lane, and the circuit breaker for a worker that is offline."""
+"""Politeness of a worker: the delay of each lane, and the circuit breaker for a worker without network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from gossamer.settings import Settings
 
 
 class LaneDelay:
-    """Counts from the last answer's headers, or its failure. With n lanes each of them rests for n delays."""
+    """The delay of a lane, from the headers of the last answer, or from its failure.
+
+    With n lanes, each waits n delays."""
 
     def __init__(self, lease: Lease, settings: Settings, clock: Clock) -> None:
         self.rest_seconds = lease.delay
@@ -33,39 +35,40 @@ class LaneDelay:
         self._answered_at: float | None = None
 
     def wait(self) -> float:
-        """Seconds before the next request may be sent; it may if there are none left."""
+        """Return the seconds until the next request may be sent; it may be sent if the value is not positive."""
         return self._next_at - self._clock.monotonic()
 
     def rested(self, now: float) -> float | None:
-        """How long the lane has rested; None if nothing was sent before."""
+        """Return the seconds since the last answer; None if nothing was sent before."""
         return None if self._answered_at is None else now - self._answered_at
 
     def answered(self, at: float) -> None:
-        """The answer's headers came, or a failure did."""
+        """Record that the headers of an answer, or a failure, arrived at this time."""
         self._answered_at, self._next_at = at, at + self.rest_seconds
 
     def follow(self, earlier: LaneDelay) -> None:
-        """Rest after the last answer of an earlier visit of the same lane."""
+        """Count the delay from the last answer of an earlier visit of the same lane."""
         if earlier._answered_at is not None:
             rest = max(self.rest_seconds, earlier.rest_seconds)
             self._answered_at = earlier._answered_at
             self._next_at = max(self._next_at, earlier._answered_at + rest)
 
     def heed(self, crawl_delay: float) -> float | None:
-        """Take up the Crawl-delay that the site's rules ask for; what the frontier must know of it, if anything.
+        """Apply the Crawl-delay of the site's robots.txt; return the delay to store in the frontier if it changed, else
+        None.
 
-        One that is shorter than before, or gone, counts from the next lease on."""
+        A delay that is shorter than before, or gone, takes effect with the next lease."""
         if crawl_delay * self._lanes > self.rest_seconds:
-            # It holds from the robots.txt itself on: that was a request like others.
+            # It applies from the robots.txt request itself on.
             self._slow_down(crawl_delay)
             return crawl_delay
         least = max(self._least, crawl_delay)
-        # An adaptive delay finds its way down by itself. Some stores round.
+        # An adaptive delay falls without this. Some stores round delays.
         is_shorter = not self._is_adaptive and least * self._lanes < 0.999 * self.rest_seconds
         return crawl_delay if is_shorter else None
 
     def adapt(self, response: Response, *, crawl_delay: float) -> float | None:
-        """Follow the site's latency and its refusals; the new delay, if it is another."""
+        """Adapt the delay to the site's latency and refusals; return the new delay if it changed, else None."""
         before = self.rest_seconds / self._lanes
         delay = policy.adaptive_delay(
             before, latency=response.latency, status=response.status, floor=max(self._least, crawl_delay)
@@ -76,24 +79,24 @@ class LaneDelay:
         return delay
 
     def _slow_down(self, delay: float) -> None:
-        """A longer one holds from the last answer on; what was waited out by a shorter one need not be waited again."""
+        """Apply a longer delay from the last answer on; time already waited counts."""
         self._next_at += max(0.0, delay * self._lanes - self.rest_seconds)
         self.rest_seconds = delay * self._lanes
 
 
 _SITES = 8
-"""So many sites in a row that were there before and cannot be reached, and none that can, are more than chance."""
+"""Number of known sites that must become unreachable in a row, with no other answer, to open the circuit."""
 _REMEMBERED = 20_000
 _WINDOW_SECONDS = 120.0
 PROBE_SECONDS = 5.0
 LONGEST_SECONDS = 86_400.0
-"""After this time the sites are to blame all the same, so that crawls end."""
+"""Seconds after which unreachable sites are charged all the same, so that crawls end."""
 
 
 class Breaker:
-    """Trips when many sites in a row that have answered before cannot be reached.
+    """A circuit breaker that opens when many known sites in a row cannot be reached.
 
-    Until one answers, one request at a time tries the network, the others wait, and nobody is charged."""
+    Until a site answers, one request at a time probes the network, the others wait, and no site is charged."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -105,11 +108,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the network is taken to be gone."""
+        """Return whether the circuit is open: the network counts as unreachable."""
         return self._opened_at is not None and self._clock.monotonic() < self._opened_at + LONGEST_SECONDS
 
     def answered(self, site: str) -> None:
-        """A site was reached: so is the network."""
+        """Record that a site was reached, and so was the network."""
         self._met[site] = None
         if len(self._met) > _REMEMBERED:
             self._met.popitem(last=False)
@@ -118,22 +121,22 @@ class Breaker:
             self._dark.clear()
 
     def takes(self, site: str, error: FetchError, *, was_there: bool) -> bool:
-        """Whether a fault is the network's: the request is then to be tried again, once `wait` is over."""
+        """Return whether an error is the network's: the request is then retried once `wait` is over."""
         if isinstance(error, BadEncoding | ProtocolBroken | TlsRefused | TooLarge):
-            # Somebody answered, however badly.
+            # A server answered, even if with an error.
             self.answered(site)
         if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
             return False
         now = self._clock.monotonic()
         if self._opened_at is None and (was_there or site in self._met):
-            # Sites that went dark long ago, one by one, say nothing about now.
+            # Sites that became unreachable long ago, one by one, do not count.
             self._dark = {name: at for name, at in self._dark.items() if at > now - _WINDOW_SECONDS} | {site: now}
             if len(self._dark) >= _SITES:
                 self._opened_at, self._next_probe_at = now, now + PROBE_SECONDS
         return self.is_open
 
     def wait(self) -> float:
-        """Seconds before the caller may try, 0 if it may now: it is then the one that does."""
+        """Return the seconds before the caller may try; 0 if it may probe the network now."""
         now = self._clock.monotonic()
         if not self.is_open:
             return 0.0

@@ -1,4 +1,4 @@
-"""Recrawling: conditional requests, the state kept for the next visit, and when that is."""
+"""Recrawling: conditional requests, the visit state of a page, and the time of its next visit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
 
 _WORLD = "world"
-"""Key of a site's memo: how many pages the whole crawl has, what a visit costs, and when that was worked out."""
+"""Key of a site's memo: number of pages of the whole crawl, price of a visit, and the time of that estimate."""
 _HEARSAY_SECONDS = 7 * 86_400.0
 _WORKED_OUT_AGAIN = 1.02
-"""How much the number of pages must grow or shrink for a new price."""
+"""Factor by which the number of pages must change for a new price."""
 
 
 class Seen(NamedTuple):
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 
 class NextVisit(NamedTuple):
-    """What becomes of a page after this visit, and what its site must know."""
+    """The next visit of a page, and the changes to its site's state."""
 
     again_in: float | None
     state: dict[str, Any] | None = None
@@ -40,8 +40,10 @@ class NextVisit(NamedTuple):
 
 
 class RecrawlPlanner:
-    """The revisits of one worker. For a budget it must know all pages: it learns them from the sites that it meets,
-    and, while others have met more, goes by what they left in the memos."""
+    """Plans the revisits of one worker.
+
+    A budget depends on the number of all pages. The planner learns it from the sites that it leases, and from the
+    estimates that other workers, which may have seen more, left in the memos."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -54,7 +56,7 @@ class RecrawlPlanner:
         self._heard: tuple[int, float, float] = (0, 0.0, 0.0)
 
     def meet(self, lease: Lease) -> None:
-        """Learn what the memo of a leased site tells."""
+        """Learn from the memo of a leased site."""
         if not self._rule.kind or not lease.memo:
             return
         self._population.learn(lease.site, lease.memo)
@@ -63,7 +65,7 @@ class RecrawlPlanner:
             self._heard = (world[0], world[1], world[2])
 
     def conditional(self, request: Request) -> Request:
-        """The request with the validators of the last visit, so that an unchanged page need not come again."""
+        """Return the request with the validators of the last visit (ETag, Last-Modified), for a conditional GET."""
         if not self._rule.kind or request.state is None or request.method != "GET" or self._settings.cache:
             return request
         visited = recrawl.read(request.state)
@@ -84,11 +86,11 @@ class RecrawlPlanner:
         answer: Response | None,
         seen: Seen | None,
     ) -> NextVisit:
-        """When the page is visited again, and what is remembered of it until then."""
+        """Return the time of the page's next visit, and the state to store until then."""
         rule, settings = self._rule, self._settings
         if not rule.kind or verdict.status == "retry" or is_alike(request, request.url):
-            # Behind a wall of cookies, or a redirect to another spelling, the page comes again under the key that it
-            # had before.
+            # Behind a cookie wall, or a redirect to another spelling, the page comes again under the key that it had
+            # before.
             return NextVisit(verdict.again_in)
         before = recrawl.read(request.state)
         if verdict.status == "done" and answer is not None:
@@ -105,7 +107,7 @@ class RecrawlPlanner:
             changes[key] = recrawl.witnessed(memo.get(key, {}), found)
         if wait is not None and rule.kind == "budget" and not before.seen_at and not after.failures:
             # All pages are new in the first hours of a crawl: their second visits are spread out, as far as the budget
-            # asks for with the pages that are known by then.
+            # requires for the pages known by then.
             spread = max(wait, min(settings.revisit_seconds, longest))
             wait = max(random.random() * spread, settings.revisit_min_seconds)
         return NextVisit(wait, recrawl.written(after), changes)
@@ -121,7 +123,7 @@ class RecrawlPlanner:
         modified = recrawl.validator(answer.header("last-modified"))
         after = recrawl.succeeded(before, found, settings, now=now, lastmod=_lastmod(request, modified))
         if seen.cut:
-            # An answer that nothing has changed would keep the links that were dropped from ever being followed.
+            # A "not modified" answer would keep the dropped links from ever being followed.
             return msgspec.structs.replace(after, etag="", modified="", digest=seen.digest, text=seen.text)
         return msgspec.structs.replace(
             after,
@@ -152,7 +154,7 @@ class RecrawlPlanner:
         return is_recent and self._population.pages < 0.7 * pages
 
     def _offer(self) -> tuple[float, float]:
-        """What a visit costs now, and the longest time between two."""
+        """Return the present price of a visit, and the longest time between two visits."""
         if self._goes_by_hearsay():
             return self._heard[1], recrawl.longest_wait(self._heard[0], self._rule, self._settings)
         now, pages, settings = self._clock.epoch(), max(self._population.pages, 1), self._settings
@@ -170,7 +172,7 @@ class RecrawlPlanner:
 
 
 def _lastmod(request: Request, modified: str) -> float | None:
-    """When the page last changed: by what whoever found it says, or by its Last-Modified."""
+    """Return when the page last changed: by its sitemap, or by its Last-Modified."""
     if (hint := recrawl.hint_of(request)) is not None:
         return hint
     if not modified:

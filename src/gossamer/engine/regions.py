@@ -18,18 +18,19 @@ from gossamer.model import Lease, SiteNote
 
 _OWN_FILES = "/proc/self/fd"
 _TCP_INFO_BYTES, _MIN_RTT = 256, 148
-"""The kernel's `tcp_info`, and where in it the shortest round trip stands, in microseconds; older ones end before."""
+"""Size of the kernel's `tcp_info`, and the offset of the shortest round trip (microseconds); older kernels lack it."""
 _UNKNOWN = 0xFFFFFFFF
 _SHARE = 0.005
 _AT_ONCE_SECONDS = 0.05
-"""Looking takes this part of the time at most, and this much in a row when it was not needed for a while."""
+"""Max seconds in a row that measuring may take after a pause; on average it takes the share `_SHARE` of the time."""
 
 
 class Connects:
-    """The round trips of this process's connections, by address; nothing is opened or sent to learn them.
+    """The round trips of this process's connections, by address, read from the kernel without sending anything.
 
-    The client does not tell when a connection stood, but the kernel times its handshake, and everything after it, and
-    keeps the shortest: that is what a connect to this address takes, however long the server thinks."""
+    The client does not report when a connection was established. But the kernel times the handshake and everything
+    after it, and keeps the shortest round trip: that is the time of a connect, however long the server takes to
+    respond."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -37,9 +38,9 @@ class Connects:
         self._looked_until = -inf
 
     def seconds(self, address: str, *, otherwise: float) -> float | None:
-        """What a connect to the address takes; `otherwise` if no connection to it is open, or none can be measured.
+        """Return the seconds of a connect to the address; `otherwise` if there is no connection to measure.
 
-        None while it is too soon to look again, and the address was not there at the last look."""
+        None if it is too soon to measure again, and the address was not among the last measurements."""
         if not address:
             return otherwise
         began = self._clock.monotonic()
@@ -52,7 +53,7 @@ class Connects:
 
 
 def _round_trips() -> dict[str, float]:
-    """The shortest round trip to each address that this process is connected to; empty where the system tells none."""
+    """Return the shortest round trip to each connected address; empty where the system does not report any."""
     found: dict[str, float] = {}
     try:
         files = [int(name) for name in os.listdir(_OWN_FILES)]
@@ -62,7 +63,7 @@ def _round_trips() -> dict[str, float]:
         try:
             if not S_ISSOCK(os.fstat(file).st_mode):
                 continue
-            # Its owner may close it at any moment, and the number may be another file's then: a copy stays what it is.
+            # The descriptor may be closed at any moment, and its number reused for another file: work on a copy.
             with socket.socket(fileno=os.dup(file)) as connection:
                 address = connection.getpeername()[0]
                 told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
@@ -75,30 +76,31 @@ def _round_trips() -> dict[str, float]:
 
 
 _ANSWERS = 3
-"""Pages after which it is told how far away a site is: should only its answers tell, the first pays for connecting."""
+"""Pages after which the distance of a site is decided, if only answers measure it: the first one includes
+connecting."""
 _CHANGE = 0.25
 _CONNECT, _HOME, _MOVES = "connect", "home", "moves"
-"""What is kept in a site's memo: seconds by region, the region that it settled in, and its moves."""
+"""Keys of a site's memo: seconds by region, the region that it settled in, and its number of moves."""
 
 
 @dataclass(slots=True)
 class Places:
-    """A worker's region, and what its heartbeat has found out about the others."""
+    """A worker's region, and what its heartbeat has learned about the others."""
 
     here: str
-    """Empty where the worker has no region: it moves no sites then, but leases from regions without workers too."""
+    """Empty if the worker has no region: it then moves no sites, but leases from regions without workers too."""
     unreachable_seconds: float
-    """What a site that cannot be reached is taken to need."""
+    """Seconds that an unreachable site counts for."""
     live: frozenset[str] = frozenset()
-    """Regions that have live workers at this moment."""
+    """Regions that have live workers now."""
     connects: Connects | None = None
-    """What tells the time that connecting takes; without it, the time to the headers of an answer counts."""
+    """Measures the time to connect; without it, the time to the headers of an answer counts."""
     also: frozenset[str] = frozenset()
     """Other regions in which sites wait and no worker is live: the engine leases from them too."""
 
 
 class Placing:
-    """Watches the answers of one lease, and says once where the site should be."""
+    """Observes the answers of one lease, and decides once which region the site belongs to."""
 
     def __init__(self, lease: Lease, places: Places) -> None:
         self._lease = lease
@@ -106,19 +108,19 @@ class Placing:
         self._fastest = inf
         self._address = ""
         self._pages = 0
-        # Lanes of one site are leased side by side; where only one of them decides, no two decisions can cross.
+        # Several lanes of a site are leased at the same time. Only one of them decides, so no two decisions conflict.
         self._over = lease.lane != 0
         self.leaves = False
         """Whether the rest of the batch is for another region."""
 
     def saw(self, latency: float, address: str) -> None:
-        """Take note of an answer, of robots.txt too: after how long its headers came, and from where."""
+        """Record an answer (including robots.txt): seconds to its headers, and its address."""
         self._fastest, self._address = min(self._fastest, latency), address
 
     def after_page(self) -> SiteNote | None:
-        """A page has come, and its outcome is still to be told: what the frontier should know of the site, if anything.
+        """Return a note for the frontier after a page, before its outcome is handed in; None if nothing changes.
 
-        Later it would be too late: with the last outcome of its batch the lease ends."""
+        After the last outcome of its batch it would be too late, since the lease ends with it."""
         self._pages += 1
         if self._over or self._fastest == inf or self._pages < min(_ANSWERS, len(self._lease.requests)):
             return None
@@ -126,7 +128,8 @@ class Placing:
         return None if seconds is None else self._decide(seconds)
 
     def after_fault(self, error: FetchError | None = None) -> SiteNote | None:
-        """No page has come, or no robots.txt: a site that was never reached from here may be within reach of others."""
+        """Return a note after a failed page or robots.txt: a site never reached from here may be reachable from
+        elsewhere."""
         standing = _standing(self._lease.memo)
         unreachable = isinstance(error, ConnectFailed | TimedOut | None) and self._fastest == inf
         if self._over or not unreachable or self._places.here in standing.seconds:
@@ -134,7 +137,7 @@ class Placing:
         return self._decide(self._places.unreachable_seconds)
 
     def _measured(self) -> float | None:
-        """How far away the site is; None if the next page has to tell."""
+        """Return the distance of the site in seconds; None if the next page has to decide."""
         if self._places.connects is None:
             return self._fastest
         return self._places.connects.seconds(self._address, otherwise=self._fastest)

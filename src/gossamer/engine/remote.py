@@ -1,14 +1,14 @@
 """A worker's side of the coordinator's socket: the messages, and a frontier and a store in another process.
 
-Messages are msgpack with typed fields, in frames with a length in front; nothing is unpickled. Each call has a number,
-and answers come in any order. `Hello` names the protocol's version, so that a worker and an owner of different versions
-refuse each other in words.
+Messages are msgpack with typed fields, in frames with a length prefix; nothing is unpickled. Each call has a number,
+and answers come in any order. `Hello` names the protocol version, so that a worker and an owner of different versions
+refuse each other with a clear error.
 
-`RemoteFrontier` and `RemoteStore` look like the owner's frontier and store. Two differences follow from the distance.
-Time on the way counts against the worker: it reckons a lease from before it asked (`engine/run.py`), and the socket is
-local, so both clocks are the same. And an answer can be lost with the connection: then nothing can be repeated, since
-the tokens are void. Every call that is under way, and every later one, raises `OwnerGone`, and the worker ends. What it
-had fetched and not committed is fetched again by others."""
+`RemoteFrontier` and `RemoteStore` behave like the owner's frontier and store, with two differences. First, time in
+transit counts against the worker: it counts a lease from before the call (`engine/run.py`), and the socket is local, so
+both use the same clock. Second, an answer can be lost with the connection. Nothing can be repeated then, since the
+tokens are void: every current and later call raises `OwnerGone`, and the worker ends. Other workers fetch again what it
+had fetched and not committed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """The first call of a connection; with a name, of a worker."""
+    """The first call of a connection; a worker sends its name."""
 
     worker: str
     pid: int
@@ -55,7 +55,7 @@ class Add(msgspec.Struct, tag="add", frozen=True):
 
 
 class AddUrls(msgspec.Struct, tag="add-urls", frozen=True):
-    """Add seeds to the running job; the owner normalizes them and makes their keys."""
+    """Add seeds to the running job; the owner normalizes them and computes their keys."""
 
     urls: list[str]
 
@@ -69,7 +69,7 @@ class Take(msgspec.Struct, tag="take", frozen=True):
 
 
 class Extend(msgspec.Struct, tag="extend", frozen=True):
-    """`Frontier.extend`; the answer has the tokens of the leases that still stand."""
+    """`Frontier.extend`; the answer has the tokens of the leases that are still held."""
 
     tokens: list[int]
     seconds: float
@@ -92,15 +92,14 @@ class Release(msgspec.Struct, tag="release", frozen=True):
 
 
 class Idle(msgspec.Struct, tag="idle", frozen=True):
-    """`Frontier.idle`, with what it needs of the grant. The answer may come much later."""
+    """`Frontier.idle`, with the required fields of the grant. The answer may come much later."""
 
     wait: float | None
     news: int
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question or order of a command: counts, sites, every_site, site, lookup, lanes, workers, pause, resume,
-    stop."""
+    """A query or order of a command: counts, sites, every_site, site, lookup, lanes, workers, pause, resume, stop."""
 
     what: str
     text: str = ""
@@ -116,7 +115,7 @@ Call = Hello | Add | AddUrls | Take | Extend | Commit | Release | Idle | Ask | L
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
-    """A call with its number, by which its answer is found."""
+    """A call with its number, which the answer repeats."""
 
     number: int
     call: Call
@@ -126,7 +125,7 @@ class WireReply(msgspec.Struct, array_like=True, frozen=True):
     number: int
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: str = ""
-    """Class, message and hint of an error, on a line each; empty if there was none."""
+    """Class, message, and hint of an error, on a line each; empty if there was none."""
 
 
 ANSWERS: dict[type[Any], Any] = {
@@ -147,7 +146,7 @@ decode_answer = msgspec.msgpack.Decoder(WireReply).decode
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame; None when the other side is gone, or sent a frame that is too long."""
+    """Return the next frame; None when the other side is gone, or sent a frame that is too long."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(4))
         return await reader.readexactly(length) if length <= MAX_FRAME_BYTES else None
@@ -156,7 +155,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def frame(data: bytes) -> bytes:
-    """A frame: data with its length in front."""
+    """Return a frame: data with a length prefix."""
     return _LENGTH.pack(len(data)) + data
 
 
@@ -164,10 +163,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class OwnerConnection:
-    """One connection to the owner; many calls may be under way on it at once.
+    """One connection to the owner, with any number of concurrent calls.
 
-    `gone` is set when the owner's end closes. There is no way to reconnect: the owner has taken back what this worker
-    held in the same moment."""
+    `gone` is set when the owner's end closes. There is no way to reconnect: the owner has taken back this worker's
+    leases at the same moment."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -179,7 +178,7 @@ class OwnerConnection:
 
     @property
     def peer_pid(self) -> int:
-        """The owner's process; 0 where the system does not report it."""
+        """Return the process id of the owner; 0 where the system does not report it."""
         own = self._writer.get_extra_info("socket")
         option = getattr(socket, "SO_PEERCRED", None)
         if own is None or option is None:
@@ -187,9 +186,9 @@ class OwnerConnection:
         return int(_CREDENTIALS.unpack(own.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))[0])
 
     async def call(self, call: Call) -> Any:
-        """Send a call and return its answer; raises the error that the owner met, or OwnerGone."""
+        """Send a call and return its answer; raises the error that the owner had, or OwnerGone."""
         if self.gone.is_set():
-            raise errors.OwnerGone("the crawl that this worker belongs to has ended")
+            raise errors.OwnerGone("the crawl of this worker has ended")
         self._last += 1
         number = self._last
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -198,7 +197,7 @@ class OwnerConnection:
             await self._writer.drain()
             answer = await future
         except ConnectionError:
-            raise errors.OwnerGone("the crawl that this worker belongs to has ended") from None
+            raise errors.OwnerGone("the crawl of this worker has ended") from None
         finally:
             self._waiting.pop(number, None)
         if answer.error:
@@ -207,7 +206,7 @@ class OwnerConnection:
         return msgspec.msgpack.decode(answer.value, type=ANSWERS[type(call)])
 
     async def _listen(self) -> None:
-        """Give answers to their calls until the owner is gone, then fail all that still wait."""
+        """Pass answers to their calls until the owner is gone, then fail all that still wait."""
         while (data := await read_frame(self._reader)) is not None:
             answer = decode_answer(data)
             future = self._waiting.get(answer.number)
@@ -216,7 +215,7 @@ class OwnerConnection:
         self.gone.set()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(errors.OwnerGone("the crawl that this worker belongs to has ended"))
+                future.set_exception(errors.OwnerGone("the crawl of this worker has ended"))
 
     async def aclose(self) -> None:
         self._listening.cancel()
@@ -224,7 +223,7 @@ class OwnerConnection:
 
 
 async def connect(folder: Path, *, worker: str = "") -> tuple[OwnerConnection, Welcome]:
-    """Reach the owner of the job in `folder`; with a name, as a worker."""
+    """Connect to the owner of the job in `folder`; with a name, as a worker."""
     try:
         path = (folder / "socket").read_text("utf-8").strip()
         reader, writer = await asyncio.open_unix_connection(path)
@@ -275,7 +274,7 @@ class RemoteFrontier:
 
 
 class RemoteStore:
-    """The owner's store: records travel with their outcomes, and the owner writes them.
+    """The owner's store: records are sent with their outcomes, and the owner writes them.
 
     Refused links are counted in `refused` until a commit has brought them to the owner."""
 

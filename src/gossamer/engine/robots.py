@@ -1,17 +1,17 @@
 """Robots check: fetches robots.txt once per origin, under the site's delay, and decides which URLs may be fetched.
 
-The rules are part of the site state: one worker fetches them, commits them as a note, and every later lease of the site
-carries them, packed. So they are fetched once for the whole fleet, and survive restarts. `SiteRobots` unpacks them for
-one lease; a `Rulebook` keeps compiled rules for the worker, since a large file takes a tenth of a second to compile.
+The rules are part of the site state: one worker fetches them and commits them as a note, and every later lease of the
+site carries them, packed. So they are fetched once for the whole fleet, and survive restarts. `SiteRobots` unpacks them
+for one lease; a `Rulebook` caches compiled rules for the worker, since a large file takes a tenth of a second to
+compile.
 
-Asking for robots.txt is a request to the site like any other: it waits for the delay and needs the lease, because the
-visit's own `fetch` sends it. The status decides as RFC 9309 says (`robots_txt.settle`): a 4xx allows everything, a 429,
-a 5xx or no answer forbids everything until a later try, after a growing pause, unless there are rules of the last 30
-days.
-Errors that the page itself would meet for good, such as a name that does not exist, are raised instead, so that the
+A request for robots.txt is a request to the site like any other: it waits for the delay and needs the lease, because
+the visit's own `fetch` sends it. The status decides as in RFC 9309 (`robots_txt.settle`): a 4xx allows everything; a
+429, a 5xx, or no answer forbids everything until a later try, after a growing pause, unless there are rules of the last
+30 days. Errors that are final for the page as well, such as a name that does not exist, are raised instead, so that the
 page gets that error and the site is not put on hold. A failing proxy says nothing about the site, and is raised, too.
 
-`SubresourceRobots` does the same for what pages load in a browser, from any origin and outside of leases."""
+`SubresourceRobots` does the same for subresources that a browser loads, from any origin and outside of leases."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ from gossamer.model import REDIRECTS, ROBOTS, Request, Response
 from gossamer.settings import Settings
 
 _MOST_FILES, _MOST_BYTES = 512, 12 * 1024 * 1024
-"""Compiled rules that a worker keeps: a hostile robots.txt may have tens of thousands."""
+"""Max compiled rules that a worker caches: a hostile robots.txt may have tens of thousands."""
 _MOST_ORIGINS, _MOST_RULES = 1000, 50_000
-"""Origins and rules that it keeps for the loads of its browser."""
+"""Max origins and rules that it caches for the subresources of its browser."""
 PacedFetch = Callable[[Request], Awaitable[Response]]
 
 
 class Rulebook:
-    """A cache of compiled rules, least recently used first out: a robots.txt of half a megabyte takes a tenth of a
-    second to compile."""
+    """An LRU cache of compiled rules: a robots.txt of half a megabyte takes a tenth of a second to compile."""
 
     def __init__(self) -> None:
         self._room = _MOST_BYTES
         self._kept: OrderedDict[bytes, tuple[Robots, Matcher]] = OrderedDict()
 
     def read(self, packed: bytes) -> tuple[Robots, Matcher]:
-        """The rules that `Robots.pack` packed, and a matcher for them."""
+        """Return the rules that `Robots.pack` packed, and a matcher for them."""
         found = self._kept.get(packed)
         if found is None:
             robots = rfc9309.unpack(packed)
@@ -75,21 +74,21 @@ class SiteRobots:
 
     @property
     def weight(self) -> int:
-        """How many rules it holds."""
+        """Return the number of rules."""
         return sum(robots.rules.count for robots in self._known.values())
 
     @property
     def was_answered(self) -> bool:
-        """Whether the site has ever answered with rules; a failed try does not count."""
+        """Return whether the site ever answered with rules; a failed try does not count."""
         return any(robots.fetched_at for robots in self._known.values())
 
     @property
     def crawl_delay(self) -> float:
-        """The longest Crawl-delay of the site's origins; 0 if none."""
+        """Return the longest Crawl-delay of the site's origins; 0 if none."""
         return max((robots.rules.crawl_delay or 0.0 for robots in self._known.values()), default=0.0)
 
     def allows(self, url: str) -> bool:
-        """Whether the rules allow this URL. The rules of its origin must be known: see `is_due`."""
+        """Return whether the rules allow this URL. The rules of its origin must be known: see `is_due`."""
         origin = urls.origin(url)
         matcher = self._matchers.get(origin)
         if matcher is None:
@@ -97,18 +96,18 @@ class SiteRobots:
         return matcher.allowed(urls.path_query(url))
 
     def is_due(self, url: str) -> bool:
-        """Whether the robots.txt of this URL's origin has to be fetched first."""
+        """Return whether the robots.txt of this URL's origin has to be fetched first."""
         return rfc9309.is_due(self._known.get(urls.origin(url)), self._clock.epoch())
 
     def state(self, url: str) -> Robots:
-        """The rules of this URL's origin, and when they were fetched."""
+        """Return the rules of this URL's origin, and when they were fetched."""
         return self._known[urls.origin(url)]
 
     async def refresh(self, url: str, fetch: PacedFetch) -> Robots:
-        """Fetch the robots.txt of this URL's origin, following at most five redirects, as RFC 9309 says.
+        """Fetch the robots.txt of this URL's origin, following at most five redirects (RFC 9309).
 
-        After a failure it is not fetched again until a growing pause and its Retry-After are over. Raises what the page
-        itself would meet for good: a name that does not exist, a forbidden address, bad TLS."""
+        After a failure it is not fetched again until a growing pause and its Retry-After are over. Raises errors that
+        are final for the page as well: a name that does not exist, a forbidden address, bad TLS."""
         origin = urls.origin(url)
         status, body, wish = await self._ask(f"{origin}/robots.txt", fetch)
         now = self._clock.epoch()
@@ -129,17 +128,17 @@ class SiteRobots:
         return robots
 
     async def _ask(self, url: str, fetch: PacedFetch) -> tuple[int | None, bytes, str]:
-        """The status of the answer, its body, and its Retry-After."""
+        """Return the status of the answer, its body, and its Retry-After."""
         for hop in range(rfc9309.MAX_REDIRECTS + 1):
             try:
-                # The site of each hop, not of the first: a site's own headers stay with it.
+                # The site of each hop, not of the first: a site's own headers are sent to that site only.
                 response = await fetch(Request(url, site=urls.host_port(url), label=ROBOTS))
             except (Forbidden, NameUnknown, TlsRefused):
                 if hop == 0:
                     raise
                 return None, b"", ""
             except ProxyFailed:
-                # It is no answer of the site, so it must not count as a failure of its robots.txt.
+                # Not an answer of the site, so it must not count as a failure of its robots.txt.
                 raise
             except FetchError:
                 return None, b"", ""
@@ -155,9 +154,9 @@ class SiteRobots:
 
 
 class SubresourceRobots:
-    """What pages in a browser may load: the rules of each origin, fetched once and shared by the pages of a worker.
+    """The rules for what pages in a browser may load, fetched once for each origin and shared by the pages of a worker.
 
-    Rules that a lease brought, or that a visit has fetched, are learned and not fetched again."""
+    Rules from a lease or a visit are reused, not fetched again."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
@@ -170,8 +169,9 @@ class SubresourceRobots:
             self._keep(origin, SiteRobots({origin: packed}, self._settings, self._clock))
 
     async def allows(self, url: str, fetch: PacedFetch) -> bool:
-        """Whether a page may load this URL; not if the rules cannot be had. Only one page asks for an origin's
-        rules."""
+        """Return whether a page may load this URL; False if the rules cannot be fetched.
+
+        If several pages need the rules of an origin, only one fetches them."""
         origin = urls.origin(url)
         gate = self._gates.get(origin)
         if gate is None or gate.is_due(url):

@@ -1,4 +1,4 @@
-"""robots.txt by RFC 9309: a pure parser and matcher.
+"""robots.txt (RFC 9309): a pure parser and matcher.
 
 Protego takes 1.5 times as long to check a path against a dozen rules, and 1.9 times against 300 (benchmarks/robots.py).
 Of Google's 145 cases it passes 131 and this module 141; the other four are deliberate, with reasons in
@@ -19,10 +19,10 @@ import msgspec
 from gossamer.compression import ZSTD_LEVEL, zstd
 
 MANY = 2000
-"""With more rules than this, an index takes little memory rather than little time."""
+"""Number of rules from which the index saves memory rather than time."""
 _RULE_BYTES = 400
 _WORK = 8_000_000
-"""Steps of a few nanoseconds that one check may take."""
+"""Max steps of a few nanoseconds that one check may take."""
 _HEAVIEST = 9_999_999
 _UNSAFE = re.compile(r"%[0-9A-Fa-f]{2}|[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]")
 _UNSAFE_ASCII = re.compile(r"""%[0-9A-Fa-f]{2}|[\x00-\x20"<>\\^`{|}\x7f*$]""")
@@ -34,35 +34,35 @@ _Wild = tuple[int, int, int, list[str], str | None]
 
 
 class Rules(msgspec.Struct, frozen=True, array_like=True):
-    """What a robots.txt says to one agent, in the order of the file."""
+    """The rules of a robots.txt for one agent, in the order of the file."""
 
     text: str = ""
-    """A line for each rule: `+` or `-`, whether it allows, and its pattern; escapes are upper case, all is ASCII."""
+    """One line for each rule: `+` (allow) or `-` (disallow), and its pattern, in ASCII with upper-case escapes."""
     crawl_delay: float | None = None
     """Seconds, at most MAX_DELAY_SECONDS."""
     sitemaps: tuple[str, ...] = ()
-    """URLs as they are written; whole ones, or paths at the same origin."""
+    """URLs as written: absolute, or paths at the same origin."""
     flags: tuple[str, ...] = ()
-    """What was odd: `delay-ignored`, `delay-cut`, `file-cut`, `sitemaps-cut`."""
+    """Irregularities: `delay-ignored`, `delay-cut`, `file-cut`, `sitemaps-cut`."""
 
     @classmethod
     def of(cls, rules: Iterable[tuple[str, bool]]) -> Rules:
-        """Those of (pattern, whether it allows)."""
+        """Make rules from (pattern, whether it allows)."""
         return cls("\n".join(f"{'+' if allow else '-'}{pattern}" for pattern, allow in rules))
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of rules."""
         return self.text.count("\n") + 1 if self.text else 0
 
     def lines(self) -> Iterator[tuple[str, bool]]:
-        """(pattern, whether it allows) of each, one at a time: a hostile file has tens of thousands."""
+        """Yield (pattern, whether it allows) one at a time: a hostile file has tens of thousands of rules."""
         for line in _LINE.finditer(self.text):
             yield line[0][1:], line[0][0] == "+"
 
 
 def escaped(pattern: str) -> str:
-    """A pattern with its escapes in upper case, and whatever no URL has escaped."""
+    """Return a pattern with upper-case escapes, and with everything escaped that a URL cannot contain."""
     return _UNSAFE.sub(_escape, pattern)
 
 
@@ -72,14 +72,15 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """With letters and digits as themselves."""
+    """Unescape letters and digits."""
     return _ESCAPED_LETTER.sub(_unescape, text) if "%" in text else text
 
 
 def _common(text: str) -> str:
-    """With all as itself that RFC 9309 takes for the same as its escape: `-._~`, and what is reserved.
+    """Unescape everything that RFC 9309 treats as equal to its escape: `-._~`, and reserved characters.
 
-    Only `/` and `?` part a path, so there they differ from their escapes; `*` and `$` are escaped in paths."""
+    Only `/` and `?` delimit parts of a path, so there they differ from their escapes; `*` and `$` are escaped in paths.
+    """
     if "%" not in text:
         return text
     path, mark, query = _ESCAPED_MARK.sub(_unescape, text).partition("?")
@@ -91,24 +92,25 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 class Matcher:
-    """Rules made ready for many questions.
+    """Rules compiled for many checks.
 
-    RFC 9309 reads `%62`, in a rule and in a path, as `b`; Google's parser takes it in a rule as written. What such
-    rules allow is allowed if both readings allow it. They differ only where a rule has a letter or a digit escaped, so
-    mostly one of them is asked."""
+    RFC 9309 reads `%62` as `b`, in a rule and in a path; Google's parser reads it in a rule as written. A path is
+    allowed only if both readings allow it. They differ only where a rule has an escaped letter or digit, so mostly one
+    of them is checked."""
 
     def __init__(self, rules: Rules) -> None:
         count = rules.count
         self._written = self._plain = _Reading(((_common(pattern), allow) for pattern, allow in rules.lines()), count)
         self.weight = count * _RULE_BYTES if count <= MANY else 4 * len(rules.text)
-        """About how many bytes it takes."""
+        """Approximate size in bytes."""
         if _ESCAPED_LETTER.search(rules.text):
             plain = ((_plain(_common(pattern)), allow) for pattern, allow in rules.lines())
             self._plain = _Reading(plain, count)
             self.weight *= 2
 
     def allowed(self, path_query: str) -> bool:
-        """Whether the path and query of a normal URL may be fetched; under a millisecond but for hostile files."""
+        """Return whether the path and query of a normalized URL may be fetched; takes under a millisecond except for
+        hostile files."""
         written = plain = path_query
         if _UNSAFE_ASCII.search(path_query):
             written = _common(_UNSAFE_ASCII.sub(_escape, path_query))
@@ -121,14 +123,14 @@ class Matcher:
 
 
 class Rulings:
-    """Which rule decides on a path, for people. It asks each rule alone, so a `Matcher` says sooner what is allowed."""
+    """Finds the rule that decides about a path, to show it to people. A `Matcher` is faster for allow or deny."""
 
     def __init__(self, rules: Rules) -> None:
         found = dict.fromkeys(rules.lines())
         self._rules = sorted(found, key=lambda rule: (len(_plain(_common(rule[0]))), rule[1]), reverse=True)
 
     def of(self, path_query: str) -> tuple[str, bool] | None:
-        """(pattern, whether it allows) of the rule that decides; None where none speaks of the path."""
+        """Return (pattern, whether it allows) of the rule that decides; None if no rule matches the path."""
         for rule in self._rules:
             if not Matcher(Rules.of([(rule[0], False)])).allowed(path_query):
                 return rule
@@ -147,7 +149,7 @@ class _Reading:
         for pattern, allow in rules:
             weight = 2 * len(pattern) + allow
             anchored = pattern.endswith("$")
-            # In the path, `*` and a `$` are escaped too, so that `%2A` and `%24` in a rule mean them literally.
+            # Paths have `*` and `$` escaped too, so that `%2A` and `%24` in a rule mean them literally.
             text = (pattern[:-1] if anchored else pattern.rstrip("*")).replace("$", "%24")
             prefix, star, rest = text.partition("*")
             if star:
@@ -175,7 +177,7 @@ class _Reading:
             for weight, needed, steps, pieces, tail in self._wild(prefix, ()):
                 if weight <= best:
                     break
-                # A file made to cost time gets none: its paths are refused.
+                # If a check would take too many steps, the path is refused: the file was made to cost time.
                 work += size * steps + 100 * (1 + len(pieces)) if needed <= size else 20
                 if work > _WORK:
                     return False
@@ -186,7 +188,7 @@ class _Reading:
 
 
 class _Quick:
-    """Weights, and what follows the first wildcard of patterns, by prefix, for files as people write them."""
+    """The index for typical files: weights, and the rest after the first wildcard of each pattern, by prefix."""
 
     def __init__(self) -> None:
         self._weights: dict[str, int] = {}
@@ -199,18 +201,18 @@ class _Quick:
             self._wild.setdefault(prefix, []).append(_wild(prefix, weight, rest))
 
     def weights(self) -> Callable[[str, int], int]:
-        """What gives the weight of a prefix, or else another."""
+        """Return a function that gives the weight of a prefix, or a default."""
         return self._weights.get
 
     def patterns(self) -> Callable[[str, tuple[()]], Iterable[_Wild]]:
-        """What gives the patterns that begin with a prefix, the heaviest first."""
+        """Return a function that gives the patterns that begin with a prefix, heaviest first."""
         for group in self._wild.values():
             group.sort(key=itemgetter(0), reverse=True)
         return self._wild.get
 
 
 class _Narrow:
-    """The same for files with very many rules: one sorted text instead of an object for each."""
+    """The index for files with very many rules: one sorted text instead of an object for each rule."""
 
     def __init__(self) -> None:
         self._adding: list[str] = []
@@ -218,7 +220,7 @@ class _Narrow:
         self._starts = array("I")
 
     def add(self, prefix: str, weight: int, rest: str | None = None) -> None:
-        # NUL comes before all that a pattern has, so prefixes are in order; the heaviest of one is the first.
+        # NUL sorts before every character of a pattern, so prefixes are in order; the heaviest of each is the first.
         self._adding.append(f"{prefix}\0{_HEAVIEST - weight:07d}{rest or ''}\n")
 
     def weights(self) -> Callable[[str, int], int]:
@@ -239,7 +241,7 @@ class _Narrow:
         self._adding = []
 
     def _entries(self, prefix: str) -> Iterator[str]:
-        """What was added under a prefix, the heaviest first."""
+        """Yield the entries under a prefix, heaviest first."""
         text, key = self._text, prefix + "\0"
         place = bisect_left(self._starts, key, key=lambda start: text[start : start + len(key)])
         while place < len(self._starts) and text.startswith(key, self._starts[place]):
@@ -253,10 +255,10 @@ def _weight(entry: str) -> int:
 
 
 def _wild(prefix: str, weight: int, rest: str) -> _Wild:
-    """A pattern made ready: its weight, the least length of a path, the price of a search, pieces, an anchored end."""
+    """Compile a pattern: weight, min length of a path, max steps of a search, pieces, and anchored end."""
     tail = None
     needed = len(prefix) + len(rest) - rest.count("*")
-    # A search may take as many steps as needle times text.
+    # A search may take as many steps as pattern length times text length.
     pieces = rest.split("*")
     steps = 1 if len(rest) < 20 else 1 + max(map(len, pieces)) // 20
     if rest[-1:] == "$":
@@ -268,7 +270,7 @@ def _wild(prefix: str, weight: int, rest: str) -> _Wild:
 
 
 def _found(path: str, start: int, pieces: list[str], tail: str | None) -> bool:
-    """Whether the pieces follow one another from `start`; taking each as early as it comes misses nothing."""
+    """Return whether the pieces follow one another from `start`; matching each as early as possible misses nothing."""
     for piece in pieces:
         at = path.find(piece, start)
         if at < 0:
@@ -278,7 +280,7 @@ def _found(path: str, start: int, pieces: list[str], tail: str | None) -> bool:
 
 
 MAX_REDIRECTS = 5
-"""Redirects that the fetcher of a robots.txt follows; more count as a 4xx: give `settle` the last 3xx."""
+"""Redirects that a fetcher follows for a robots.txt; more count as a 4xx: pass the last 3xx to `settle`."""
 MAX_BYTES = 512 * 1024
 MAX_DELAY_SECONDS = 300.0
 MAX_SITEMAPS = 1000
@@ -295,36 +297,36 @@ _LETTERS = re.compile(r"[a-z_-]+")
 _EVERYONE = re.compile(r"\*(?:\s|$)")
 _SPACE = " \t\v\f\n"
 _BEFORE = _SPACE + "\xef\xbb\xbf\xff\xfe"
-"""What a line or a value never begins with: the bytes of byte order marks, whole or in part, among them."""
+"""Characters that are stripped from the start of a line or value, among them the bytes of byte order marks."""
 
 
 NOTHING_ALLOWED = Rules.of([("/", False)])
 
 
 class Robots(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What is kept of one origin's robots.txt; `rules` always say what is allowed now, `kind` says why."""
+    """The stored state of one origin's robots.txt; `rules` are those in force, `kind` is the reason for them."""
 
     kind: Literal["rules", "allow", "unreachable"]
     rules: Rules = Rules()
     fetched_at: float = 0.0
-    """Epoch seconds of the last answer that settled something (2xx or 4xx)."""
+    """Epoch seconds of the last answer that was decisive (2xx or 4xx)."""
     good_until: float = 0.0
-    """Epoch seconds from which on it is fetched again."""
+    """Epoch seconds from which it is fetched again."""
     failures: int = 0
     failing_since: float = 0.0
     failed_at: float = 0.0
     """Epoch seconds of the last failure."""
     failing_seconds: float = 0.0
-    """How long it has been failing while it was asked for; clocks of workers that differ add next to nothing."""
+    """Seconds for which it has been failing while it was requested; differing worker clocks add next to nothing."""
 
     def pack(self) -> bytes:
-        """As bytes for the site's record; a large one is compressed."""
+        """Pack for the site's record; a large file is compressed."""
         packed = msgspec.msgpack.encode(self)
         return packed if len(packed) < 1024 else b"z" + zstd.compress(packed, ZSTD_LEVEL)
 
 
 def unpack(packed: bytes) -> Robots:
-    """What `pack` gave; bytes that are not ours give a Robots that is due and allows nothing."""
+    """Unpack what `pack` made; invalid bytes give a Robots that is due and allows nothing."""
     try:
         return msgspec.msgpack.decode(zstd.decompress(packed[1:]) if packed[:1] == b"z" else packed, type=Robots)
     except (msgspec.DecodeError, zstd.ZstdError, ValueError):
@@ -332,11 +334,11 @@ def unpack(packed: bytes) -> Robots:
 
 
 def settle(previous: Robots | None, status: int | None, body: bytes, *, agent: str, now: float, ttl: float) -> Robots:
-    """What holds after a robots.txt was asked for; `status` is None where no answer came.
+    """Return the state after a robots.txt was requested; `status` is None if no answer came.
 
-    2xx is parsed and 3xx or 4xx allows all. 429, 5xx and no answer forbid all, unless there is a copy of at most
-    30 days, which then goes on (as after a 304); when nothing but those came for 30 days, in which it was asked for
-    at least every two hours, all is allowed."""
+    A 2xx is parsed; a 3xx or 4xx allows everything. A 429, a 5xx, or no answer forbids everything, unless there is a
+    copy of at most 30 days, which stays in force (as after a 304). If there were only such failures for 30 days, with a
+    request at least every two hours, everything is allowed."""
     if status is not None and 200 <= status < 500 and status not in (304, 429):
         found = status < 300
         rules = parse(body, agent) if found else Rules()
@@ -344,10 +346,10 @@ def settle(previous: Robots | None, status: int | None, body: bytes, *, agent: s
     failures = previous.failures + 1 if previous else 1
     since, failing_seconds = now, 0.0
     if previous and previous.failures:
-        # Times of two workers may be months apart: no more counts than lies between two failures of one.
+        # Times of two workers may be months apart: count no more than the pause between two failures of one worker.
         step = min(max(0.0, now - (previous.failed_at or now)), 2 * LAST_RETRY_SECONDS)
         since, failing_seconds = previous.failing_since, previous.failing_seconds + step
-    # The exponent is bounded, or a month of failures would overflow a float.
+    # The exponent is bounded: a month of failures would overflow a float.
     wait = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
     fetched_at = previous.fetched_at if previous else 0.0
     kind: Literal["rules", "allow", "unreachable"] = "unreachable"
@@ -369,18 +371,20 @@ def settle(previous: Robots | None, status: int | None, body: bytes, *, agent: s
 
 
 def is_due(robots: Robots | None, now: float) -> bool:
-    """Whether to ask for the robots.txt (again); also when the clock went back by more than workers' clocks differ."""
+    """Return whether the robots.txt must be fetched (again).
+
+    It is due, too, if the clock went back by more than the clocks of workers differ."""
     if robots is None or now >= robots.good_until or now < robots.fetched_at - 3600.0:
         return True
-    # Whoever could not have it, with a clock ahead of ours, set that time; by the frontier's clock it has come.
+    # Another worker, whose clock is ahead of ours, recorded the failure; by the frontier's clock the time has come.
     return robots.kind == "unreachable" and now < robots.failed_at - _CLOCK_SLACK_SECONDS
 
 
 def product_token(agent: str) -> str:
-    """The name in a User-Agent that robots.txt calls it by, in lower case; empty if there is none.
+    """Return the product token of a User-Agent for matching robots.txt, in lower case; empty if there is none.
 
-    It is the first word, or what a robot in the guise of a browser says after `Mozilla/5.0 (compatible;`. Digits are no
-    part of names in RFC 9309, but of those that robots have."""
+    It is the first word, or the name after `Mozilla/5.0 (compatible;`. Digits are not part of names in RFC 9309, but
+    robots use them."""
     browser, mark, guest = agent.partition("compatible;")
     own = _NAME.match(guest.lstrip()) if mark and browser.startswith("Mozilla/") else None
     found = own or _NAME.match(agent)
@@ -388,10 +392,10 @@ def product_token(agent: str) -> str:
 
 
 def parse(body: bytes, agent: str) -> Rules:
-    """What the file says to `agent`, a User-Agent header or its product token; never raises."""
+    """Parse the rules for `agent`, a User-Agent header or its product token; never raises."""
     flags = dict.fromkeys(["file-cut"] if len(body) > MAX_BYTES else [])
     token = product_token(agent)
-    # By whether a group is ours, or everyone's.
+    # Key: whether the group is ours, or that of all agents.
     rules: dict[bool, list[str]] = {True: [], False: []}
     delays: dict[bool, float] = {}
     sitemaps: dict[str, None] = {}
@@ -401,7 +405,7 @@ def parse(body: bytes, agent: str) -> Rules:
     for line in _lines(body):
         key, value = _key_value(line)
         if key in _AGENT:
-            # A delay does not end the heading of a group, as rules do, but is for those who are named before it.
+            # A Crawl-delay does not end the heading of a group, as rules do, but applies to the agents named before it.
             ruled = ruled if in_heading else set()
             slowed = slowed if in_slow_heading else set()
             in_heading = in_slow_heading = True
@@ -436,12 +440,12 @@ def parse(body: bytes, agent: str) -> Rules:
 
 
 def _is_called(token: str, value: str) -> bool:
-    """Whether a User-agent line means the robot of this name: `mybot2` by that, or by `mybot`, but not by `mybot3`."""
+    """Return whether a User-agent line names this robot: `mybot` and `mybot2` match `mybot2`, `mybot3` does not."""
     found = _NAME.match(value)
     said = found.group().lower() if found else ""
     if said == token:
         return True
-    # To RFC 9309 a name ends where a digit comes.
+    # In RFC 9309 a name ends at the first digit.
     letters = _letters(token)
     return bool(letters) and letters == _letters(said) and letters in (said, token)
 
@@ -452,7 +456,7 @@ def _letters(name: str) -> str:
 
 
 def _lines(body: bytes) -> Iterable[str]:
-    """Lines as latin-1, one character a byte; the one that the size limit cuts is left out."""
+    """Yield lines as latin-1, one character per byte; the line that the size limit cuts is left out."""
     if len(body) > MAX_BYTES:
         body = body[: max(body.rfind(b"\n", 0, MAX_BYTES), body.rfind(b"\r", 0, MAX_BYTES)) + 1]
     # Without its NUL bytes, a file in UTF-16 reads as ASCII.

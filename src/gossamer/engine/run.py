@@ -1,25 +1,25 @@
-"""The run loop of one worker: lease sites, visit them, renew what is held, and drain at a stop.
+"""The run loop of one worker: lease sites, visit them, renew leases, and drain at a stop.
 
 Four kinds of tasks share one task group. `_dispatch` leases lanes and starts a `Visit` for each, as many as the machine
-can fetch at once; visits that sleep out their delay take no place. `_renew` extends all leases at a third of their
-time. The `Committer` stores results in groups. `regulate` adjusts the number of fetches to the machine. What a
-visit has not handed to the committer has not happened.
+can fetch at once; visits that wait for their delay use no slot. `_renew` extends all leases at a third of their time.
+The `Committer` stores results in groups. `regulate` adjusts the number of fetches to the machine. Anything that a visit
+has not handed to the committer does not count.
 
 The end comes in a fixed order, and each step needs the one before it:
 
 1. No more leases. Visits finish the request in hand (at a stop, for at most `drain_seconds`) and hand in the rest.
 2. Renewal stops: nothing is sent any more.
-3. The committer stores what it has, and returns leases whose batches are undone.
+3. The committer stores what it has, and returns leases whose batches are incomplete.
 4. The spider is closed (`Lifecycle`), when all its pages are committed.
 
-When the frontier is away, `lease` is tried again every second and the committer waits; visits go on until their leases
-end, and send nothing after that. After a suspension of the machine the same holds, since the clock counts the time:
-a visit checks its deadline before each request, and finds its lease lost. A worker that is killed leaves its leases to
-end by themselves (P9).
+While the frontier is unreachable, `lease` is tried again every second and the committer waits; visits go on until their
+leases end, and send nothing after that. The same holds after a suspension of the machine, since the clock counts the
+time: a visit checks its deadline before each request, and finds its lease lost. The leases of a killed worker expire
+(P9).
 
-Links that the frontier has acknowledged are not sent to it again (`KnownKeys`, `Visit.sent_links`). That is only safe
-as long as the store cannot have forgotten them: `Grant.run` and `Receipt.run` change when it may have, and the memory
-is emptied then, and after each failed lease."""
+Links that the frontier has acknowledged are not sent to it again (`KnownKeys`, `Visit.sent_links`). That is safe only
+while the store cannot have lost them: `Grant.run` and `Receipt.run` change when it may have, and then the memory of
+sent links is cleared, as after each failed lease."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from gossamer.storage.request_log import RequestLog
 
 log = logging.getLogger("gossamer.engine")
 _SLEEPERS = 15
-"""Max sleeping lanes per fetch that the machine can have under way: they cost memory only."""
+"""Max sleeping lanes for each fetch slot of the machine; they cost memory only."""
 
 
 class Engine:
-    """One worker. `run` returns the job's state when there is nothing more for it to do, or after `stop`."""
+    """One worker. `run` returns the job's state when there is no more work for it, or after `stop`."""
 
     def __init__(
         self,
@@ -112,37 +112,37 @@ class Engine:
 
     @property
     def active(self) -> int:
-        """Sites that are being visited."""
+        """Return the number of sites that are being visited."""
         return len(self._visits)
 
     @property
     def fetching(self) -> int:
-        """Sites that are being visited, without those that sleep out their delay."""
+        """Return the number of sites that are being visited, without those that wait for their delay."""
         return sum(not visit.sleeping for visit in self._visits.values())
 
     @property
     def limit(self) -> int:
-        """Fetches at once that the machine can handle now, at most the setting `concurrency`."""
+        """Return the max concurrent fetches that the machine can handle now, at most the setting `concurrency`."""
         return self._slots.limit
 
     @property
     def accepted(self) -> int:
-        """Outcomes that the frontier accepted."""
+        """Return the number of outcomes that the frontier accepted."""
         return self._committer.accepted
 
     @property
     def stale(self) -> int:
-        """Outcomes whose lease was lost before they were committed."""
+        """Return the number of outcomes whose lease was lost before they were committed."""
         return self._committer.stale
 
     def interrupt(self) -> None:
-        """Called before `stop`, by a signal handler: a spider at work may block the loop in which `stop` has to run."""
+        """Interrupt the spider before `stop`: a running handler may block the loop. A signal handler calls this."""
         self._context.processor.interrupt()
 
     def stop(self) -> None:
-        """Finish the fetches under way, store them, return the rest, and let `run` return.
+        """Finish the running fetches, store them, return the rest, and let `run` return.
 
-        If they cannot be stored in time, because a sink or the frontier is away, `run` raises its error."""
+        If they cannot be stored in time, because a sink or the frontier is unreachable, `run` raises its error."""
         self._stop.set()
         self._changed.set()
         self._lifecycle.stop()
@@ -161,7 +161,7 @@ class Engine:
             return "running"
 
     async def _work(self) -> JobState:
-        """Run all tasks, then end them in the order of this module's text."""
+        """Run all tasks, then end them in the order given in the module docstring."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(self._committer.run())
@@ -177,7 +177,7 @@ class Engine:
                 await self._committer.finish()
                 await committing
         except* GossamerError as group:
-            # Many tasks meet the same broken store: raise the first error only.
+            # Many tasks fail on the same broken store: raise the first error only.
             raise _first(group) from None
         return state
 
@@ -200,10 +200,10 @@ class Engine:
                 await self._committer.put(visit.lease)
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> JobState:
-        """Lease and start visits until the job is finished, or `stop`.
+        """Lease lanes and start visits until the job is finished, or `stop`.
 
-        A lease counts from before the call that got it, however long the answer took: so a worker never believes to
-        have a lane for longer than the frontier does."""
+        A lease counts from before the call that got it, however long the answer took, so a worker never believes that
+        it holds a lane for longer than the frontier does."""
         settings = self._settings
         state: JobState = "running"
         while not self._stop.is_set():
@@ -243,19 +243,19 @@ class Engine:
             self._changed.set()
 
     def _others(self) -> dict[str, Any]:
-        """Regions without live workers, if any; only frontiers of fleets take this argument."""
+        """Return the regions without live workers, if any; only frontiers of fleets take this argument."""
         places = self._context.places
         return {"also": places.also} if places is not None and places.also else {}
 
     def _free(self) -> int:
-        """How many more lanes to ask for: those that sleep out their delay take no place."""
+        """Return how many more lanes to lease: those that wait for their delay use no slot."""
         limit = self._slots.limit
         return min(limit - self.fetching, limit * (1 + _SLEEPERS) - len(self._visits))
 
     async def _some_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-        # Many visits end at the same moment: a short wait turns many small calls to the frontier into one.
+        # Many visits end at the same moment: a short wait combines many small calls to the frontier.
         await self._clock.sleep(0.005)
 
     async def _idle(self, grant: Grant) -> None:
@@ -273,11 +273,10 @@ class Engine:
             stopped.cancel()
 
     async def _renew(self) -> None:
-        """Extend all leases at a third of their time. A visit whose lease is gone is marked lost, and sends nothing
-        more.
+        """Extend all leases at a third of their time.
 
-        One renewal may fail and the next still comes in time. A failed call marks nothing as lost: each visit goes by
-        its own deadline."""
+        A visit whose lease is gone is marked lost, and sends nothing more. If one renewal fails, the next still comes
+        in time. A failed call marks nothing as lost: each visit goes by its own deadline."""
         seconds = self._settings.lease_seconds
         while True:
             await self._clock.sleep(seconds / 3)
@@ -296,26 +295,28 @@ class Engine:
                 if visit is None:
                     continue
                 if lease.token in kept:
-                    # A frontier may grant less time than was asked for.
+                    # A frontier may grant less time than requested.
                     visit.renewed(sent_at, kept[lease.token])
                 else:
                     visit.lost = True
 
     def _heard(self, run: int) -> None:
-        """Note the run of the store. Another one may have forgotten links: pages that it forgot come again, and must
-        send all their links again."""
+        """Record the run of the store.
+
+        Another run may have lost links: pages that it lost come again, and must send all their links again."""
         if run != self._run_of_store:
             self._run_of_store = self._committer.run_of_store = run
             self._forget()
 
     def _forget(self) -> None:
-        """Forget which keys the frontier has."""
+        """Clear the memory of keys that the frontier has."""
         self._recent.clear()
         for visit in self._visits.values():
             visit.sent_links.clear()
 
     def _committed(self, results: Sequence[Result], run: int) -> None:
-        """These results were accepted with their links by this run of the store: their keys need not be sent again."""
+        """Record that this run of the store accepted these results with their links: their keys need not be sent
+        again."""
         self._heard(run)
         for result in results:
             self._recent.update(link.key for link in result.outcome.links)

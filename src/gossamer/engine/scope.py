@@ -21,7 +21,9 @@ SKIPPED_EXTENSIONS = frozenset(_SKIPPED.split())
 
 
 class Scope:
-    """The rules of a job about which links to follow. A wrong regular expression is a ConfigError that names it."""
+    """The rules of a job about which links to follow.
+
+    An invalid regular expression raises a ConfigError that names it."""
 
     def __init__(self, settings: Settings) -> None:
         self._allow = _compiled(settings.allow, "allow")
@@ -33,7 +35,7 @@ class Scope:
         self._max_repeats = settings.max_repeats
 
     def refuse(self, url: str, page_url: str, depth: int, *, is_file: bool = False) -> str | None:
-        """The reason not to follow a normalized URL that was found on a page; None to follow it.
+        """Return the reason not to follow a normalized URL that was found on a page; None to follow it.
 
         A file that the spider requests as one (`is_file`) may have any extension."""
         if self._max_depth is not None and depth > self._max_depth:
@@ -58,8 +60,8 @@ class Scope:
         return None
 
     def refusals(self, found: Sequence[str], page_url: str, depth: int) -> list[str | None]:
-        """`refuse` for each of these links of a page. A shortcut for the common ones: short, near, without an
-        extension."""
+        """Return the result of `refuse` for each of these links of a page, with a fast path for short, near, plain
+        URLs."""
         if self._deny or self._allow or (self._max_depth is not None and depth > self._max_depth):
             return [self.refuse(url, page_url, depth) for url in found]
         home = page_url[: page_url.find("/", 8) + 1]
@@ -90,7 +92,7 @@ class Scope:
 
 
 def _extension(path: str) -> str:
-    """The extension of the last segment, in lower case."""
+    """Return the extension of the last segment, in lower case."""
     dot = path.rfind(".")
     if dot < 8 or len(path) - dot > 12:
         return ""
@@ -99,7 +101,7 @@ def _extension(path: str) -> str:
 
 
 def _repeats(path: str) -> int:
-    """Number of times that the most frequent segment is in a path: a loop of relative links repeats its segments."""
+    """Return how often the most frequent segment is in a path: a loop of relative links repeats its segments."""
     return max(Counter(segment for segment in path.split("/") if segment).values(), default=0)
 
 
@@ -112,6 +114,6 @@ def _compiled(patterns: tuple[str, ...], setting: str) -> tuple[re.Pattern[str],
         except re.error as error:
             raise ConfigError(
                 f"{setting}: {pattern!r} is not a regular expression: {error}",
-                hint="a dot, a question mark and brackets have a meaning there; put a backslash before them",
+                hint="escape dots, question marks, and brackets with a backslash",
             ) from None
     return tuple(found)

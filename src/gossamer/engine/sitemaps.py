@@ -1,4 +1,4 @@
-"""Sitemaps in a crawl: where a site has them, which of the pages they list are taken, and when they are read again."""
+"""Sitemaps in a crawl: where to find them, which of their pages to queue, and when to read them again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.engine")
 CHUNK = 5000
-"""Requests that go to the frontier in one call."""
+"""Max requests that go to the frontier in one call."""
 MAX_LEVEL = 3
-"""Indexes that may lie between a robots.txt and a sitemap; the protocol has one."""
+"""Max indexes between a robots.txt and a sitemap; the protocol has one."""
 READ, NONE, FAILED = "sitemap", "no-sitemap", "sitemap-failed"
-"""Reasons of the outcomes of sitemaps; that one is not where they usually are is no failure."""
+"""Reasons of the outcomes of sitemaps. A missing sitemap at a default location is no failure."""
 FUTURE_SECONDS = 86_400.0
 USUAL, OTHER = "/sitemap.xml", "/sitemap_index.xml"
-"""Where a sitemap is looked for that no robots.txt names; the second where there is none at the first."""
+"""Default locations of a sitemap that no robots.txt names; the second is tried if there is none at the first."""
 _MARK = "sitemaps"
 _INLINE_BYTES = 65_536
 _SLICE = 1000
@@ -38,14 +38,14 @@ _GRAVE = frozenset(PROBLEMS) - {"no-url", "bad-lastmod", "too-many-extras"}
 
 
 class Discovery(NamedTuple):
-    """The sitemaps of an origin, and what its site must remember of that."""
+    """The sitemaps of an origin, and the resulting site state."""
 
     requests: Sequence[Request]
     memo: dict[str, Any]
 
 
 class Reading(NamedTuple):
-    """What became of a sitemap."""
+    """The result of reading a sitemap."""
 
     reason: str
     requests: Sequence[Request] = ()
@@ -55,7 +55,7 @@ class Reading(NamedTuple):
 
 
 class Sitemaps:
-    """The sitemaps that one worker meets."""
+    """The sitemaps of one worker."""
 
     def __init__(self, settings: Settings, linker: Linker, clock: Clock) -> None:
         self._settings = settings
@@ -63,11 +63,12 @@ class Sitemaps:
         self._clock = clock
 
     def knows(self, url: str, memo: dict[str, Any]) -> bool:
-        """Whether the sitemaps of this URL's origin were looked for."""
+        """Return whether the sitemaps of this URL's origin were looked up."""
         return _mark(url) in memo
 
     def discover(self, url: str, robots: Robots, memo: dict[str, Any]) -> Discovery | None:
-        """The sitemaps that a robots.txt names, or the usual one where it names none; None if they are queued already.
+        """Return requests for the sitemaps that a robots.txt names, or the default one; None if they are queued
+        already.
 
         A robots.txt that was fetched again may name others."""
         settings = self._settings
@@ -77,7 +78,7 @@ class Sitemaps:
             return None
         origin = urls.origin(url)
         if "sitemaps-cut" in robots.rules.flags:
-            log.warning("%s/robots.txt names more than %d sitemaps: the rest is not read", origin, MAX_SITEMAPS)
+            log.warning("%s/robots.txt lists more than %d sitemaps: ignoring the rest", origin, MAX_SITEMAPS)
             self._linker.refused["sitemap-files"] += 1
         named = [found for name in robots.rules.sitemaps if (found := urls.join(origin, name)) is not None]
         referrer = f"{origin}/robots.txt" if named else ""
@@ -90,7 +91,7 @@ class Sitemaps:
     async def read(
         self, request: Request, response: Response | None, verdict: Verdict, memo: dict[str, Any]
     ) -> Reading:
-        """What a sitemap, or the lack of one, comes to."""
+        """Return the result of a sitemap, or of a missing one."""
         before = request.state or {}
         if verdict.status != "done" or response is None:
             if request.referrer:
@@ -126,7 +127,8 @@ class Sitemaps:
         return self._again(READ, before, state, same=False, requests=[*children, *pages], memo=counted)
 
     def _elsewhere(self, request: Request) -> list[Request]:
-        """The other usual place, of a sitemap that nobody named and that is not there."""
+        """Return the second default location, if the sitemap at the first is missing and was not named by a
+        robots.txt."""
         standing = _standing(request)
         url = f"{standing['origin']}{OTHER}"
         return [self._linker.sitemap(url, **standing, referrer="")] if request.url != url else []
@@ -141,7 +143,8 @@ class Sitemaps:
         requests: Sequence[Request] = (),
         memo: dict[str, Any] | None = None,
     ) -> Reading:
-        """One that has changed is read again after the usual time, others after twice as long as the last time."""
+        """Return the result with the next visit: a changed sitemap after the usual interval, others after twice the
+        last one."""
         settings = self._settings
         wait = min(2.0 * before.get("wait", settings.sitemap_seconds / 2), settings.revisit_seconds)
         wait = max(wait, settings.sitemap_seconds) if same else settings.sitemap_seconds
@@ -151,7 +154,7 @@ class Sitemaps:
     def _children(
         self, request: Request, found: Sitemap, before: int, memo: dict[str, Any]
     ) -> tuple[list[Request], dict[str, Any]]:
-        """Requests for the files of an index, and the site's number of files so far."""
+        """Return requests for the files of an index, and the site's number of files so far."""
         standing = _standing(request)
         inside = self._of_host(request, found.sitemaps)
         if not inside:
@@ -168,9 +171,9 @@ class Sitemaps:
         return children, {f"{_MARK}.count": so_far + max(0, len(children) - before)}
 
     async def _pages(self, request: Request, found: Sitemap, memo: dict[str, Any]) -> list[Request]:
-        """Requests for the pages that are in scope; between slices others have their turn.
+        """Return requests for the pages that are in scope; between slices other tasks run.
 
-        Of a site that was found to lie about changes only a few are believed, to see whether it still does."""
+        If most change times of a site's sitemaps were wrong, only a few are trusted, to see whether they still are."""
         now, source = self._clock.epoch(), f"{_standing(request)['origin']}/"
         inside = self._of_host(request, found.pages)
         trusted = recrawl.trusts_hints(memo)
@@ -192,7 +195,8 @@ class Sitemaps:
         return list({made.key: made for made in reversed(requests)}.values())[::-1]
 
     def _of_host(self, request: Request, entries: Sequence[SitemapEntry]) -> list[SitemapEntry]:
-        """The cross-host rule: a sitemap speaks for its own host, and for the one whose robots.txt led to it."""
+        """Return the entries that pass the cross-host rule: a sitemap may list its own host, and the host whose
+        robots.txt led to it."""
         inside = [entry for entry in entries if self._is_of_host(request, entry.url)]
         if len(inside) < len(entries):
             self._linker.refused["sitemap-host"] += len(entries) - len(inside)
@@ -215,11 +219,11 @@ def _mark(url: str) -> str:
 
 
 def _host(url: str) -> str:
-    """As the scope has it, a host with and without www. is one."""
+    """Return the host as the scope compares it: without `www.`."""
     return urls.host_port(url).removeprefix("www.")
 
 
 def _standing(request: Request) -> dict[str, Any]:
-    """On whose behalf a sitemap is read, and how many indexes lie before it."""
+    """Return the origin on whose behalf a sitemap is read, and the number of indexes before it."""
     meta = request.meta or {}
     return {"origin": str(meta.get("for") or urls.origin(request.url)), "level": int(meta.get("level", 0))}

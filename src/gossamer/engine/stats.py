@@ -1,4 +1,4 @@
-"""What a run has done so far, for people to look at."""
+"""Statistics of a run: counters for the summary, the live view, and metrics."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MOST_FIELDS = 100
 
 
 class Hold(NamedTuple):
-    """A site that is left alone for a while."""
+    """A site on hold."""
 
     until: float
-    """The clock's monotonic reading."""
+    """End of the hold, by the clock's monotonic reading."""
     reason: str
 
 
 class Stats:
-    """Counters of one run, fed by what was committed."""
+    """Counters of one run, updated from committed results."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,32 +33,32 @@ class Stats:
         self.pages = 0
         self.items = 0
         self.rejected: Counter[str] = Counter()
-        """Items that were kept aside, by the field that is wrong."""
+        """Rejected items, by the invalid field."""
         self.dropped = 0
-        """Items that a pipeline gave None for."""
+        """Items for which a pipeline returned None."""
         self.copies = 0
-        """Pages of which a near-duplicate was kept in their place."""
+        """Pages of which a near-duplicate was stored instead."""
         self.cut = CutTally()
         """Pages of which something was dropped."""
         self.bytes = 0
         self.codes: Counter[int] = Counter()
         self.reasons: Counter[str] = Counter()
         self.by_status: dict[str, Counter[str]] = {"failed": Counter(), "retry": Counter(), "skipped": Counter()}
-        """Reasons of the outcomes that were not done."""
+        """Outcomes that were not done, by reason."""
         self.examples: dict[str, str] = {}
-        """Reason -> a URL that failed for it."""
+        """Reason -> an example URL."""
         self.latest: deque[PageRow] = deque(maxlen=8)
         self.held: dict[str, Hold] = {}
-        """Sites that are left alone; of very many only some."""
+        """Sites on hold; if there are very many, only some."""
         self.failures = 0
         self.sitemaps = 0
         """Sitemap files that were read."""
         self.listed = 0
-        """Pages that they list, in scope or not."""
+        """Pages that the sitemaps list, in scope or not."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
 
     def saw(self, accepted: Sequence[Outcome], records: Sequence[Record], notes: Sequence[SiteNote] = ()) -> None:
-        """Count what was just committed."""
+        """Count committed results."""
         for note in notes:
             if note.hold:
                 self._hold(note)
@@ -107,7 +107,7 @@ class Stats:
             self.held[note.site] = Hold(now + (note.hold or 0.0), "robots-unreachable" if note.robots else "")
 
     def holds(self) -> list[tuple[str, float, str]]:
-        """The sites that are left alone now, the seconds that remain, and why; the longest first."""
+        """Return the sites on hold, the remaining seconds, and the reasons; longest first."""
         now = self._clock.monotonic()
         left = [(site, held.until - now, held.reason) for site, held in self.held.items() if held.until > now]
         return sorted(left, key=lambda hold: -hold[1])
@@ -118,11 +118,11 @@ class Stats:
 
     @property
     def mean_rate(self) -> float:
-        """Pages a second since the start."""
+        """Return pages per second since the start."""
         return self.pages / self.seconds if self.seconds > 0 else 0.0
 
     def rate(self, window: float = 5.0) -> float:
-        """Pages a second over the last few seconds."""
+        """Return pages per second over the last seconds."""
         now = self._clock.monotonic()
         while self._recent and self._recent[0][0] < now - window:
             self._recent.popleft()

@@ -1,23 +1,24 @@
 """Supervises worker processes: restarts crashed ones with back-off, and finds the page that crashed one.
 
-**Restarts.** A `Supervisor` keeps a number of workers running. One that ends with 0 is done. Any other end is a crash:
-it is started again, after a pause that doubles with each death in a row, and a life of 30 seconds ends the row. So one
-page that kills a worker costs a fraction of a second, and a broken installation does not fill the log for hours: after
-too many deaths in a row, or a worker that reports with exit code 78 that a restart is useless, the run ends with an
-error.
+**Restarts.** A `Supervisor` keeps a number of workers running. A worker that exits with 0 is done. Any other exit is a
+crash: the worker is started again after a pause that doubles with each crash in a row; 30 seconds of running end the
+row. So one page that kills a worker costs a fraction of a second, and a broken installation does not fill the log for
+hours: after too many crashes in a row, or if a worker exits with code 78 because a restart is useless, the run ends
+with an error.
 
-**Which page was it?** A dead process cannot report the page in hand. So each worker writes its key into eight bytes of
-a memory-mapped file (`CrashMarker`) before it handles a page, and 0 afterwards. The bytes live in the kernel's page
-cache, so they survive `kill -9` and a crash in C code, and cost no system call. Whoever takes back the dead worker's
-leases reads them (`left_behind`), and counts the loss against that page alone: after two losses it is leased by itself,
-after `max_deliveries` it is parked (P10). A machine that loses power may lose the marker; then nobody is blamed.
+**Finding the page.** A dead process cannot report the page in hand. So each worker writes the page's key into eight
+bytes of a memory-mapped file (`CrashMarker`) before it handles a page, and 0 afterwards. The bytes are in the kernel's
+page cache, so they survive `kill -9` and a crash in C code, and cost no system call. The process that takes back the
+dead worker's leases reads them (`left_behind`), and counts the loss against that page alone: after two losses it is
+leased alone, after `max_deliveries` it is parked (P10). If the machine loses power, the marker may be lost; then no
+page is blamed.
 
-**No orphans.** On Linux a worker asks the kernel to be killed with its supervisor (`die_with`); an orphan would fetch
-beside its successor. On every system, a worker of an embedded job ends when its connection to the owner does.
+**No orphans.** On Linux a worker asks the kernel to be killed with its supervisor (`die_with`); an orphan would go on
+fetching next to its successor. On every system, a worker of an embedded job ends when its connection to the owner does.
 
 **Signals.** A terminal sends Ctrl-C to all processes, and some process managers send SIGTERM to all. Parser processes
-let both pass, because their worker decides (`leave_signals_to_parent`); they react to LEAVE instead. Until they have
-set that up, both signals are blocked, so that none can kill a process that is still starting (`hold_signals`)."""
+ignore both, because their worker decides (`leave_signals_to_parent`); they react to LEAVE instead. Until they have set
+that up, both signals are blocked, so that none can kill a process that is still starting (`hold_signals`)."""
 
 from __future__ import annotations
 
@@ -40,19 +41,19 @@ from gossamer.model import JobState
 
 log = logging.getLogger("gossamer.supervisor")
 FATAL = 78
-"""Exit code of a worker for which a restart would not help."""
+"""Exit code of a worker if a restart would not help."""
 _HEALTHY_SECONDS = 30.0
-"""A worker that lived this long ends a row of deaths."""
+"""A worker that ran this long ends a row of crashes."""
 _MOST_DEATHS = 8
-"""Deaths in a row, for each worker of the supervisor, after which it gives up."""
+"""Crashes in a row, for each worker of the supervisor, after which it gives up."""
 
 
 class Supervisor:
     """Keeps `count` workers running until the job is over or `stop` is called.
 
-    They are started as `gossamer worker` with these arguments; what must not show in a list of processes, such as an
-    address with a password, goes with `environment`. With `names`, a worker's successor gets the same name, by which
-    the frontier recognizes what the dead one held."""
+    They are started as `gossamer worker` with these arguments. Values that must not appear in the process list, such as
+    an address with a password, go into `environment`. With `names`, a worker's successor gets the same name, by which
+    the frontier finds the leases of the dead worker."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Supervisor:
     async def run(self) -> JobState:
         """Return when all workers have ended because the job is over or stopped; WorkersDie if they keep crashing.
 
-        However it ends, no worker is left: those that still run are killed."""
+        No worker is left running: those that still run are killed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(self._count):
@@ -113,13 +114,13 @@ class Supervisor:
             if code == 0 or self._stopping.is_set() or self._state() in ("finished", "stopping"):
                 return
             if code == FATAL:
-                raise WorkersDie("a worker cannot go on, and neither could another", hint="its message is above")
+                raise WorkersDie("a worker cannot continue, and a restart would not help", hint="see its message above")
             lived = self._clock.monotonic() - started_at
             self._deaths = 1 if lived > _HEALTHY_SECONDS else self._deaths + 1
             if self._deaths > _MOST_DEATHS * self._count:
                 raise WorkersDie(
                     f"workers died {self._deaths} times in a row, the last one with code {code}",
-                    hint="their messages are above; --workers 1 runs everything in one process, which shows more",
+                    hint="see their messages above; --workers 1 runs everything in one process and shows more",
                 )
             log.warning("worker %d ended with code %d after %.1f s; starting it again", number, code, lived)
             await self._pause(min(10.0, 0.1 * 2 ** min(self._deaths, 7)) if lived < _HEALTHY_SECONDS else 0.1)
@@ -177,11 +178,11 @@ class CrashMarker:
                 os.close(descriptor)
 
     def name(self, key: int) -> None:
-        """Note the key of the page that is handled from now on; 0 for none."""
+        """Store the key of the page that is handled from now on; 0 for none."""
         pack_into("<q", self._memory, 0, key)
 
     def close(self) -> None:
-        """Remove the file: the process ends in good order."""
+        """Remove the file: the process exits normally."""
         if isinstance(self._memory, mmap.mmap):
             self._memory.close()
         if self._path is not None:
@@ -189,7 +190,7 @@ class CrashMarker:
 
 
 def left_behind(path: Path) -> int:
-    """The key of the page that a dead process was handling, 0 for none. Removes the marker."""
+    """Return the key of the page that a dead process was handling, 0 for none; remove the marker."""
     try:
         data = path.read_bytes()
         path.unlink()
@@ -198,9 +199,9 @@ def left_behind(path: Path) -> int:
     return int(unpack_from("<q", data)[0]) if len(data) >= 8 else 0
 
 
-# Windows has no such signal and runs no crawls, but commands that only read import this module.
+# Windows has no such signal and runs no crawls, but read-only commands import this module.
 LEAVE: signal.Signals = getattr(signal, "SIGUSR1", signal.SIGTERM)
-"""The signal at which a process that runs a spider interrupts the page in hand."""
+"""The signal at which a process with a spider interrupts the page in hand."""
 
 
 def hold_signals() -> None:
@@ -226,5 +227,5 @@ def die_with(parent: int) -> None:
 
 
 def dies_with_us() -> Callable[[], None]:
-    """A `preexec_fn` for children that end with this process."""
+    """Return a `preexec_fn` for child processes that end with this process."""
     return partial(die_with, os.getpid())

@@ -1,26 +1,27 @@
-"""Crawler traps: endless calendars, paths, and query combinations are detected and bounded.
+"""Crawler traps: detects endless calendars, paths, and query combinations, and bounds them.
 
-What is known of a site's paths is kept in its memo, under a key for each lane, so that a lane has one writer:
+**Paths.** The statistics of a site's paths are in its memo, under one key for each lane, so that a lane has one writer:
 
     "paths.0": {"/calendar/": {"pages": 40, "alike": 12, "like": "8f3c...", "first": URL}}
 
-`first` is where the row of copies began. A path that was put to sleep keeps the evidence, for as long as it sleeps:
+`alike` counts near-duplicates in a row, and `first` is the first of them. A path with too many is paused, and stores
+the evidence for that time: the length of the row, its first page, and its last page.
 
-    {"asleep_until": 1.8e9, "copies": 20, "since": URL, "example": URL}     the row, its first and its last page
+    {"asleep_until": 1.8e9, "copies": 20, "since": URL, "example": URL}
 
-Such pages list other pages, so their text differs with their links, and each set of parameters looks like a part of
-the site of its own. So they are known by what they say beside their links and by where they lead: a row of pages of
-one path that say the same, and lead to nothing new but to other queries of that path, puts to sleep what its queries
-have in common. One parameter that counts pages makes no such row: it takes three sets, or orders, of parameters.
-
-What is known is kept in the site's memo, under a key for each lane, so that a lane has one writer:
+**Query combinations.** Pages that list other pages differ in the text of their links, and each set of parameters looks
+like a new part of the site. So these pages are compared by their text outside links, and by where they lead. If a row
+of pages of one path has the same text, and leads to nothing new but other queries of that path, then all queries with
+the features that this row has in common are paused. A single parameter that counts pages makes no such row: it takes
+three different sets, or orders, of parameters. The memo has, again under one key for each lane:
 
     "queries.0": {"/list": {"alike": 12, "like": "8f3c...", "first": URL, "common": ["view", "view=grid"],
                             "shapes": ["view", "view&size"], "asleep": [...]}}
 
-Each that is asleep keeps the evidence:
+Each paused combination stores the evidence:
 
-    {"common": [], "asleep_until": 1.8e9, "copies": 20, "since": URL, "example": URL}   the row, first and last page"""
+    {"common": [], "asleep_until": 1.8e9, "copies": 20, "since": URL, "example": URL}
+"""
 
 from __future__ import annotations
 
@@ -47,14 +48,16 @@ _DATED = re.compile(
 )
 _EVIDENCE = ("asleep_until", "copies", "since", "example")
 may_have_date = re.compile(r"[12]\d{3}(?=[/_.&?#-]|$)", re.ASCII).search
-"""What most URLs have not: looked for first, since every link comes here."""
+"""A pattern that few URLs match, as a fast first check: every link is tested."""
 
 Path = dict[str, Any]
 
 
 def prefix_of(target: str) -> str:
-    """The part of a site that a path with query belongs to: its folders up to the first that holds a digit, at most
-    three, and the names of its query's parameters."""
+    """Return the prefix that a path with query belongs to.
+
+    It consists of up to three folders, ending before the first with a digit, and the names of the query's parameters.
+    """
     path, _, query = target.partition("?")
     kept = []
     for segment in path.split("/")[1:-1][:_MOST_SEGMENTS]:
@@ -69,7 +72,7 @@ def prefix_of(target: str) -> str:
 
 
 def has_far_date(target: str, *, year: int, settings: Settings) -> bool:
-    """Whether a path with query names a month of a year that is too far away to be more than a calendar's page."""
+    """Return whether a path with query contains a month of a year that is too far away for real content."""
     if may_have_date(target) is None:
         return False
     for found in _DATED.finditer(target):
@@ -80,22 +83,22 @@ def has_far_date(target: str, *, year: int, settings: Settings) -> bool:
 
 
 def are_near(one: int, other: int) -> bool:
-    """Whether two SimHashes are those of near-duplicates."""
+    """Return whether two SimHashes belong to near-duplicates."""
     return (one ^ other).bit_count() <= _NEAR_BITS
 
 
 def sleeping(memo: Mapping[str, Any], prefix: str, *, now: float) -> bool:
-    """Whether a path of the site is asleep."""
+    """Return whether a path of the site is paused."""
     return evidence(memo, prefix, now=now) is not None
 
 
 def evidence(memo: Mapping[str, Any], prefix: str, *, now: float) -> Path | None:
-    """Why a path of the site is asleep; None if it is awake."""
+    """Return the evidence for pausing a path of the site; None if it is not paused."""
     return next((path for path in _known(memo, prefix) if path.get("asleep_until", 0.0) > now), None)
 
 
 def pages_of(memo: Mapping[str, Any], prefix: str) -> int:
-    """How many pages of a path were fetched, as far as they are counted."""
+    """Return how many pages of a path were fetched, as far as they are counted."""
     return sum(path.get("pages", 0) for path in _known(memo, prefix))
 
 
@@ -113,11 +116,12 @@ def after_page(
     now: float,
     settings: Settings,
 ) -> dict[str, Path] | None:
-    """A lane's paths after one more page; None if that changes nothing that is worth keeping.
+    """Return a lane's paths after one more page; None if nothing changes that is worth storing.
 
-    `likeness` is the SimHash of the page's main text, None for a page that is plainly not like the last one. A page
-    that is near the last one of its path and `leads_on` to new URLs there makes the row of copies longer; one that
-    is near but leads nowhere may be one of many with little text, and says nothing; any other one ends the row."""
+    `likeness` is the SimHash of the page's main text, None for a page that clearly differs from the last one. A page
+    that is a near-duplicate of the last one of its path and `leads_on` to new URLs there extends the row of
+    near-duplicates. One that leads nowhere may be one of many with little text, and is ignored. Any other page ends the
+    row."""
     before = paths.get(prefix, {})
     counts = settings.prefix_budget is not None
     alike, like = 0, ""
@@ -140,10 +144,10 @@ def after_page(
 
 
 def _bounded(paths: dict[str, Path], now: float) -> dict[str, Path]:
-    """The paths that matter most, if there are too many: those asleep, then those with the most pages."""
+    """Return the most relevant paths, if there are too many: paused ones, then those with the most pages."""
     if len(paths) <= _MOST_PATHS:
         return paths
-    # The newest would be first to go, and could then never grow.
+    # Always keep the newest: it has few pages yet, would be dropped first, and could never grow.
     *older, newest = paths
     weight = {name: (paths[name].get("asleep_until", 0.0) > now, paths[name].get("pages", 0)) for name in older}
     kept = sorted(older, key=lambda name: weight[name], reverse=True)[: _MOST_PATHS - 1]
@@ -161,13 +165,13 @@ Place = dict[str, Any]
 
 
 def place_of(target: str) -> str:
-    """The path of a path with query, empty if there is no query."""
+    """Return the path of a path with query; empty if there is no query."""
     path, _, query = target.partition("?")
     return path[:_LONGEST] if query else ""
 
 
 def features(target: str) -> set[str]:
-    """What queries may have in common: the names of their parameters, and the names with their values."""
+    """Return the features of a query: the names of its parameters, and the names with their values."""
     found: set[str] = set()
     for pair in sorted(target.partition("?")[2].split("&"))[:_MOST_PAIRS]:
         found |= {pair.partition("=")[0][:_LONGEST_PAIR], pair[:_LONGEST_PAIR]}
@@ -179,7 +183,7 @@ def _shape(target: str) -> str:
 
 
 def combination_evidence(memo: Mapping[str, Any], target: str, *, now: float) -> Place | None:
-    """Why queries like this one are asleep; None if they are awake."""
+    """Return the evidence for pausing queries like this one; None if they are not paused."""
     place = place_of(target)
     families = [
         family
@@ -205,11 +209,11 @@ def after_combination(
     now: float,
     settings: Settings,
 ) -> dict[str, Place] | None:
-    """A lane's places after one more page with a query; None if that changes nothing that is worth keeping.
+    """Return a lane's places after one more page with a query; None if nothing changes that is worth storing.
 
-    `likeness` is the SimHash of what the page says beside its links, None if it is plainly not like the last one. A
-    page that is near the last one of its path, and `leads_on` to new queries of it and not `leads_away`, makes the
-    row longer; one that is near and leads nowhere new says nothing; any other one ends the row."""
+    `likeness` is the SimHash of the page's text outside links, None if it clearly differs from the last one. A page
+    that is a near-duplicate of the last one of its path, and `leads_on` to new queries of it and not `leads_away`,
+    extends the row. One that leads nowhere new is ignored. Any other page ends the row."""
     place = place_of(target)
     before = places.get(place, {})
     near = likeness is not None and bool(before.get("like")) and are_near(int(before["like"], 16), likeness)
@@ -226,7 +230,7 @@ def after_combination(
             }  # fmt: skip
             after = {"asleep": _with(asleep, family)}
         else:
-            # A row that only counts pages is not written down for ever.
+            # A row that only counts pages is not stored without limit.
             after |= {**row, "alike": min(row["alike"], settings.alike_pages), "like": f"{likeness:016x}"}
     if after == before:
         return None
@@ -235,7 +239,7 @@ def after_combination(
 
 
 def _row(before: Place, url: str, target: str) -> Place:
-    """A row with one more page."""
+    """Return a row with one more page."""
     own, shape, shapes = features(target), _shape(target), before.get("shapes", [])
     return {
         "alike": before.get("alike", 0) + 1,
@@ -246,7 +250,7 @@ def _row(before: Place, url: str, target: str) -> Place:
 
 
 def _with(asleep: list[Place], family: Place) -> list[Place]:
-    """A second row with the same parameters, though with other values, speaks against all of their values."""
+    """Add a paused combination. A second row with the same parameters but other values pauses all of their values."""
     names = _names(family)
     same = [other for other in asleep if _names(other) == names]
     for other in same:
@@ -259,10 +263,11 @@ def _names(family: Place) -> set[str]:
 
 
 def _bounded_combinations(places: dict[str, Place]) -> dict[str, Place]:
-    """The places that matter most, if there are too many: those where something is asleep, then the longest rows."""
+    """Return the most relevant places, if there are too many: those with a paused combination, then the longest
+    rows."""
     if len(places) <= _MOST_PLACES:
         return places
-    # The newest would be first to go, and could then never grow.
+    # Always keep the newest: its row is short, would be dropped first, and could never grow.
     *older, newest = places
     weight = {name: (bool(places[name].get("asleep")), places[name].get("alike", 0)) for name in older}
     kept = sorted(older, key=lambda name: weight[name], reverse=True)[: _MOST_PLACES - 1]
@@ -274,7 +279,7 @@ _KEPT = (PATHS, QUERIES)
 
 
 class Paths:
-    """The paths of one leased site. The memo is the visit's own, which others do not write to."""
+    """The paths of one leased site. The memo is the visit's own copy, which others do not change."""
 
     def __init__(self, lease: Lease, memo: dict[str, Any], settings: Settings, clock: Clock) -> None:
         self._key = f"{PATHS}.{lease.lane}"
@@ -285,7 +290,7 @@ class Paths:
         self._clock = clock
 
     def refuse(self, request: Request) -> str:
-        """Why a request of this site is not fetched now; empty if it may be. Seeds always may."""
+        """Return why a request of this site is not fetched now; empty if it may be. Seeds always may."""
         if not request.depth or not any(name.startswith(_KEPT) for name in self._memo):
             return ""
         target, now = urls.path_query(request.url), self._clock.epoch()
@@ -298,7 +303,7 @@ class Paths:
         return SPENT if pages_of(self._memo, prefix) >= budget else ""
 
     def open(self, links: tuple[Request, ...], refused: Counter[str]) -> tuple[Request, ...]:
-        """The links without those of this site that would not be fetched now, which are counted by their reason."""
+        """Return the links without those of this site that would not be fetched now, which are counted by reason."""
         found = []
         for link in links:
             if link.site == self._site and (reason := self.refuse(link)):
@@ -310,9 +315,10 @@ class Paths:
     def saw(
         self, request: Request, likeness: int | None, links: tuple[Request, ...], *, beside: int | None = None
     ) -> dict[str, Any]:
-        """A page came, with these links that are perhaps new; what of the memo changes by it.
+        """Record a fetched page with its possibly new links; return the changes to the memo.
 
-        `likeness` and `beside` are SimHashes of its text, and of its text beside the links, if they may be the last."""
+        `likeness` and `beside` are SimHashes of its main text and of its text outside links, if they may match the last
+        page."""
         if was_seen(request.state):
             return {}
         target = urls.path_query(request.url)

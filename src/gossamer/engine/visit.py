@@ -1,30 +1,31 @@
 """One site lease from start to end: robots, delay, fetch, verdict, spider, result; one request after another.
 
-A `Visit` works through the batch of a lease. For each request, in this order:
+A `Visit` processes the batch of a lease. For each request, in this order:
 
-1. Traps: refuse paths that have proved to be endless. Refused requests are settled as skipped, and nothing is sent.
-2. robots.txt, if that of the origin is due, under the same delay as pages; sitemaps that it names are queued. What its
-   rules forbid is settled as skipped.
-3. The delay. Visits sleep outside of the slots for fetches, so that a slow site takes no place from others.
+1. Traps: refuse paths that have proved to be endless. Refused requests are skipped, and nothing is sent.
+2. robots.txt, if that of the origin is due, under the same delay as pages; sitemaps that it names are queued. Requests
+   that its rules forbid are skipped.
+3. The delay. Visits sleep without a fetch slot, so that a slow site uses no slot of others.
 4. The lease. After the end of the lease nothing may be sent, because another worker may have the site by then (P2, P5).
-   It is checked when the slot is free, and once more by the downloader after it has looked up the name and connected
+   It is checked when the slot is free, and once more by the downloader after DNS lookup and connect
    (`check_before_sending`): either may take long, and the machine may be suspended in between.
-5. The fetch, and the verdict about its answer (`judge`): done, failed, retry, redirect.
-6. The spider, for pages. Links that came with an earlier outcome of this lease are left out (`SentLinks`).
+5. The fetch, and the verdict about its answer (`judge`): done, failed, retry, or redirect.
+6. The spider, for pages. Links that were sent with an earlier outcome of this lease are left out (`SentLinks`).
 7. The result, handed to the committer with notes about the site.
 
-What the site must know goes before the outcome that caused it: a note with a hold, a new delay, or robots.txt is
+Changes of the site state go before the outcome that caused them: a note with a hold, a new delay, or robots.txt is
 committed in the same group as the outcome or in an earlier one. A note of hold or closing also ends the batch, since
-the rest of it would only meet the same answer. Cookies, sitemaps and memories travel in notes as well, in the site
-state.
+the rest of it would only get the same answer. Cookies, sitemaps, and what the downloader learned are sent in notes as
+well.
 
-What ends a visit early, and what becomes of the rest of its batch:
+What ends a visit early, and what happens to the rest of its batch:
 
-- A stop, a pause, or a hold: the lease is handed to the committer, and goes back once its outcomes are committed.
+- A stop, a pause, or a hold: the lease is handed to the committer, and is returned once its outcomes are committed.
 - A lost lease: nothing is handed in. The frontier has taken the requests back, or will.
-- A proxy that fails: the request goes back as it came, and the site rests. Neither is to blame.
+- A failing proxy: the request is returned unchanged, and the site rests. Neither is to blame.
 - An interrupted spider (`Interrupted`): the request counts as not fetched.
-- A killed worker: everything that was not committed is fetched again by others (P9)."""
+- A killed worker: other workers fetch again everything that was not committed (P9).
+"""
 
 from __future__ import annotations
 
@@ -63,44 +64,44 @@ from gossamer.storage.registry import keeps_pages
 from gossamer.storage.request_log import RequestLog, SentRequest
 
 _MOST = 2048
-"""Max links kept: older ones are mostly committed, and known to the memory that all visits share."""
+"""Max links in memory: older ones are mostly committed, and are in the memory that all visits share."""
 
 
 class SentLinks:
-    """The links that went out with outcomes of this lease, by their keys.
+    """The links that were sent with outcomes of this lease, by key.
 
-    Pages of a site repeat their navigation, so most links of a batch need to be sent once only. Outcomes of a lease are
+    Pages of a site repeat their navigation, so most links of a batch need to be sent only once. Outcomes of a lease are
     committed in order and under one token: if a later one counts, the earlier ones have counted with their links. When
-    the store may have forgotten something, the memory is cleared (`engine/run.py`)."""
+    the store may have lost data, the memory is cleared (`engine/run.py`)."""
 
     def __init__(self) -> None:
         self.made: dict[int, Request] = {}
 
     def new(self, links: Iterable[Request]) -> tuple[Request, ...]:
-        """Those of these links that were not sent yet."""
+        """Return those of these links that were not sent yet."""
         return tuple(link for link in links if link.key not in self.made)
 
     def add(self, links: Iterable[Request]) -> None:
-        """Note links of an outcome that was handed to the committer."""
+        """Record the links of an outcome that was handed to the committer."""
         if len(self.made) > _MOST:
             self.made.clear()
         self.made.update((link.key, link) for link in links)
 
     def clear(self) -> None:
-        """Forget all: the store may not have them."""
+        """Forget all links: the store may have lost them."""
         self.made.clear()
 
 
 MEMO = "cookies"
-"""Key of the cookies in a site's state; those of further lanes are `cookies.1` and so on."""
+"""Key of the cookies in a site's state; further lanes use `cookies.1` and so on."""
 
 
 class SiteCookies:
     """Moves cookies between a worker's jar and the site state in the frontier, for one lease.
 
-    A login on one host is often for another host of the domain, which any worker may have. So the first link from here
-    to there, and every redirect, carries the cookies that the other host may get. Each lane has a key of its own in the
-    site state: with a common one, two workers would overwrite what the other has learned."""
+    A login on one host is often for another host of the domain, which any worker may lease. So the first link from this
+    host to another, and every redirect, carries the cookies for the other host. Each lane has its own key in the site
+    state: with a common key, two workers would overwrite each other's cookies."""
 
     def __init__(self, jar: CookieJar, lease: Lease) -> None:
         self._jar, self._site = jar, lease.site
@@ -113,7 +114,9 @@ class SiteCookies:
         self._lent: dict[str, int] = {}
 
     def news(self) -> dict[str, Any]:
-        """The site's cookies if they have changed. They are committed no later than the outcome that brought them."""
+        """Return the site's cookies if they have changed.
+
+        They are committed no later than the outcome that brought them."""
         if self._told == (revision := self._jar.revision(self._site)):
             return {}
         self._told = revision
@@ -125,7 +128,7 @@ class SiteCookies:
             self._jar.load(self._site, request.meta[COOKIES])
 
     def lend(self, links: Sequence[Request], *, always: bool = False) -> tuple[Request, ...]:
-        """The links, with cookies on the first one to each other host; `always` repeats what was sent along before."""
+        """Return the links, with cookies on the first one to each other host; `always` repeats cookies sent before."""
         first: dict[str, int] = {}
         for place, link in enumerate(links):
             if link.site != self._site:
@@ -145,9 +148,9 @@ class SiteCookies:
 class Turns:
     """The newest visit of each lane in this process.
 
-    A lane is leased again while a visit of it is under way only if the earlier lease expired, as after a suspension of
-    the process. A request that had passed all checks by then is sent when the process continues. The frontier knows
-    nothing of it, so the new visit waits for it, and counts the delay from its answer (P5)."""
+    A lane is leased again while a visit of it is running only if the earlier lease expired, as after a suspension of
+    the process. A request that had passed all checks by then is sent when the process continues. The frontier does not
+    see that, so the new visit waits for it, and counts the delay from its answer (P5)."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[str, int], tuple[Visit, asyncio.Event]] = {}
@@ -183,11 +186,11 @@ class Context:
     stopping: asyncio.Event
     went_to_sleep: Callable[[], None]
     places: Places | None = None
-    """Set where sites find their region by themselves."""
+    """Set where sites find their region automatically."""
     trail: RequestLog | None = None
     """Set where there is a request log."""
     jar: CookieJar | None = None
-    """Set where cookies are kept; they are part of the site state."""
+    """Set where cookies are stored; they are part of the site state."""
     remembers: Remembers | None = None
     """Set where the downloader learns about sites."""
     address_limits: AddressLimits | None = None
@@ -214,14 +217,14 @@ class Context:
 fetches = logging.getLogger("gossamer.fetch")
 _ANYWHERE = nullcontext()
 _REPEATS = 2
-"""Times that a request is sent again whose kept connection the server had closed."""
+"""How often a request is sent again after the server has closed its kept-alive connection."""
 
 
 class Visit:
     """Fetches the requests of one lease in turn, until they are done, the site has to rest, or the lease is lost.
 
     `lost` is set by the renewal loop, by a later visit of the lane, and by the checks before sending; it is never
-    cleared. `sleeping` says that the visit takes no place of a fetch. `sent_links` need not be sent again."""
+    cleared. `sleeping` is true while the visit uses no fetch slot. `sent_links` need not be sent again."""
 
     def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
         self.lease = lease
@@ -241,7 +244,7 @@ class Visit:
         self._pace = LaneDelay(lease, context.settings, context.clock)
         self._left_alone = False
         self._step: SentRequest | None = None
-        """The last request, not in the request log yet: it is written when it is known what was cut of its page."""
+        """The last request, not in the request log yet: it is written once the cut of its page is known."""
         self.sent_links = SentLinks()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
@@ -255,7 +258,7 @@ class Visit:
         self.deadline = sent_at + ttl - min(self._context.settings.connect_seconds, ttl / 3)
 
     async def run(self) -> None:
-        """Work through the batch. The rest goes back to the frontier, unless the lease is lost."""
+        """Process the batch. The rest is returned to the frontier, unless the lease is lost."""
         check_before_sending.set(self._check)
         async with self._context.turns.take(self) as earlier:
             if earlier is not None:
@@ -263,13 +266,13 @@ class Visit:
             await self._work()
 
     def _check(self) -> None:
-        """Refuse to send a request after the end of the lease."""
+        """Raise if the lease has ended, before a request is sent."""
         if self.lost or self._clock.monotonic() >= self.deadline:
             self.lost = self._unsent = True
             raise ConnectFailed("the lease expired before the request was sent")
 
     async def _work(self) -> None:
-        """Fetch the requests in order; a lease with an undone rest is handed in after all its results."""
+        """Fetch the requests in order; a lease with an incomplete batch is handed in after all its results."""
         undone = len(self.lease.requests)
         try:
             for request in self.lease.requests:
@@ -285,7 +288,7 @@ class Visit:
         return self.lost or self._left_alone or self._context.paused or self._context.stopping.is_set()
 
     async def _visit(self, request: Request) -> bool:
-        """Settle one request; False if it was not settled, and the batch ends here.
+        """Complete one request; False if it was not completed, and the batch ends here.
 
         Errors of a fetch are results, which are committed like pages; only a lost lease and a failing proxy are not."""
         if self._cookies is not None:
@@ -308,7 +311,7 @@ class Visit:
         except _LeaseLost:
             return False
         except ProxyFailed as error:
-            # The request goes back as it came: neither it nor its site is to blame.
+            # The request is returned unchanged: neither it nor its site is to blame.
             self._left_alone = True
             await self._context.committer.put(self._note(hold=error.wait_seconds))
             return False
@@ -331,9 +334,9 @@ class Visit:
         await self._settle(request, Verdict("skipped", reason))
 
     async def _may_fetch(self, request: Request) -> bool:
-        """Fetch the rules if they are due; False if the site has to be left alone because they cannot be had.
+        """Fetch the rules if they are due; False if they cannot be fetched and the site must rest.
 
-        The rules are committed as a note, before any page that they allow. A robots.txt that cannot be had forbids
+        The rules are committed as a note, before any page that they allow. A robots.txt that cannot be fetched forbids
         everything for a time: the site is on hold, and after `site_failures` in a row it is closed, so that the job
         ends; a continuous crawl keeps trying."""
         if self._gate.is_due(request.url):
@@ -362,8 +365,9 @@ class Visit:
         return not self._left_alone and not self._over()
 
     async def _discover(self, url: str) -> None:
-        """Queue the sitemaps of this URL's origin, if they are not known yet. Requests go before the note about
-        them."""
+        """Queue the sitemaps of this URL's origin, if they are not known yet.
+
+        Requests go before the note about them."""
         sitemaps, committer = self._context.sitemaps, self._context.committer
         if not self._settings.robots:
             if sitemaps.knows(url, self._memo):
@@ -378,14 +382,14 @@ class Visit:
             await committer.put(self._note(memo=found.memo))
 
     async def _fetch(self, request: Request) -> Response:
-        """Send one request, no sooner than the site's delay allows, and only while the lease is ours.
+        """Send one request, no sooner than the site's delay allows, and only while the lease is held.
 
-        The order matters: sleep out the delay first, without a slot; then get a slot, which may take long; then look at
+        The order matters: sleep out the delay first, without a slot; then get a slot, which may take long; then check
         the lease. The delay counts from the headers of the last answer, or from the end of a failed try, and is not
         checked again behind the slot: waiting can only make it longer."""
         context, site, repeats = self._context, self.lease.site, _REPEATS
         while True:
-            # A timer may fire a little early: look at the clock again.
+            # A timer may fire slightly early: check the clock again.
             while (wait := self._pace.wait()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
             async with (
@@ -426,7 +430,7 @@ class Visit:
 
     @asynccontextmanager
     async def _at_its_address(self, request: Request) -> AsyncIterator[None]:
-        """One of the places at the site's address. A visit that waits for one takes no place of a fetch."""
+        """Hold a slot at the site's address for the block. A visit that waits for one uses no fetch slot."""
         address_limits = self._context.address_limits
         assert address_limits is not None
         address = await address_limits.locate(request)
@@ -438,7 +442,7 @@ class Visit:
             yield
 
     def _trace(self, request: Request, at: float, rest: float | None, *, latency: float = 0.0, **known: Any) -> None:
-        """Note a request for the request log and the log, where these are wanted."""
+        """Record a request for the request log and the log, where these are enabled."""
         self._leave_step()
         if self._context.trail is not None:
             self._step = SentRequest(
@@ -457,19 +461,19 @@ class Visit:
             fetches.info("request", extra={**about, "seconds": round(latency, 4), **known})
 
     def _leave_step(self, cut: str = "") -> None:
-        """Write the request that waits, if there is one, to the request log."""
+        """Write the pending request, if there is one, to the request log."""
         step, self._step = self._step, None
         if step is not None and self._context.trail is not None:
             self._context.trail.note(msgspec.structs.replace(step, cut=cut) if cut else step)
 
     async def _move(self, note: SiteNote | None) -> None:
-        """Commit a note about the site's region. If that is another one, leave the rest of the batch to its workers."""
+        """Commit a note about the site's region. If the region changes, leave the rest of the batch to its workers."""
         if note is not None:
             await self._context.committer.put(note)
             self._left_alone = self._left_alone or (self._placing is not None and self._placing.leaves)
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep without taking a place of a fetch. A stop ends it: the request goes back unsent."""
+        """Sleep without a fetch slot. A stop ends it: the request is returned unsent."""
         self.sleeping = True
         self._context.went_to_sleep()
         try:
@@ -482,13 +486,13 @@ class Visit:
             self.sleeping = False
 
     def _aside(self, is_aside: bool) -> None:
-        """Take no place of a fetch while a page waits for a parser process."""
+        """Release the fetch slot while a page waits for a parser process."""
         self.sleeping = is_aside
         if is_aside:
             self._context.went_to_sleep()
 
     async def _failed(self, request: Request, error: FetchError) -> None:
-        """Settle a request that got no answer."""
+        """Complete a request that got no answer."""
         now, was_there = self._clock.epoch(), self._gate.was_answered
         verdict = judge_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
         if request.label == SITEMAP:
@@ -504,7 +508,7 @@ class Visit:
         await self._settle(request, verdict, row=row)
 
     async def _answered(self, request: Request, response: Response) -> None:
-        """Settle a request by its answer: sitemap, redirect, unchanged page, refusal, or a page for the spider."""
+        """Complete a request by its answer: sitemap, redirect, unchanged page, refusal, or a page for the spider."""
         settings = self._settings
         verdict = judge_response(request, response, self._memo, settings, now=self._clock.epoch())
         if settings.adaptive_delay and not response.from_cache:
@@ -519,7 +523,7 @@ class Visit:
             seen = Seen(text_digest(verdict.target))
             await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
         elif response.status == 304 and request.state:
-            # Unchanged: its links are known from the visit before.
+            # Unchanged: its links are known from the previous visit.
             row = answer_row(request, response, digest=str(request.state.get("digest", "")))
             await self._settle(request, verdict, response=response, row=row)
         elif verdict.status != "done":
@@ -535,7 +539,7 @@ class Visit:
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason=page.kind)
-            # A part of a page cannot be compared with the other pages below its path.
+            # A part of a page cannot be compared with the other pages of its path.
             likeness = None if drops_text(page.cut) else likeness
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
@@ -555,7 +559,9 @@ class Visit:
             self.sent_links.add(links)
 
     async def _read_sitemap(self, request: Request, response: Response | None, verdict: Verdict) -> None:
-        """Add what a sitemap lists, then settle it. After a kill in between, it is read again, which does no harm."""
+        """Add the pages of a sitemap, then complete it.
+
+        After a crash in between it is read again, which is harmless."""
         if verdict.status == "retry":
             await self._settle(request, verdict, response=response)
             return
@@ -580,11 +586,11 @@ class Visit:
         seen: Seen | None = None,
         plan: NextVisit | None = None,
     ) -> None:
-        """Hand in the result of one request, after a note with all that it taught about the site.
+        """Hand in the result of one request, after a note with all changes to the site state.
 
-        The record goes with the outcome: whoever commits it decides by the token whether both count."""
+        The record goes with the outcome: the token decides at the commit whether both count."""
         lease, committer = self.lease, self._context.committer
-        # For a retry nothing is noted: its last try counts.
+        # A retry is not counted: the last try is.
         cut = (row.cut or "") if row is not None and verdict.status in ("done", "failed") else ""
         self._leave_step(cut)
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
@@ -628,4 +634,4 @@ class Visit:
 
 
 class _LeaseLost(Exception):
-    """The lease or the run ended before the request was sent: it goes back, and nothing is committed for it."""
+    """The lease or the run ended before the request was sent: it is returned, and nothing is committed for it."""

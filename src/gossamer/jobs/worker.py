@@ -254,7 +254,7 @@ async def _until_gone(engine: Engine, connection: OwnerConnection) -> JobState:
     try:
         await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise OwnerGone("the crawl that this worker belongs to has ended")
+            raise OwnerGone("the crawl of this worker has ended")
         return running.result()
     finally:
         # Its leases are void: others may have the sites already, so nothing more may be sent.

@@ -121,7 +121,7 @@ def _options() -> dict[str, Any]:
 def _wrong_address() -> ConfigError:
     # Without the parser's message, which may contain a part of the password.
     return ConfigError(
-        "the frontier's address is not one that Redis has",
+        "the frontier's address is not a valid Redis address",
         hint="write redis://user:password@host:port/number, with %2F for a / in the password",
     )
 
@@ -347,7 +347,7 @@ def _sentinel_place(host: str) -> tuple[str, int]:
 def _wrong_sentinel_address() -> ConfigError:
     # Without the address, which may contain a password.
     return ConfigError(
-        "the frontier's address is not one that sentinels have",
+        "the frontier's address is not a valid Sentinel address",
         hint="write redis+sentinel://user:password@host:26379,host:26379,host:26379/SERVICE/number",
     )
 
