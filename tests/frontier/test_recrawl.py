@@ -14,7 +14,7 @@ from gossamer.frontier import recrawl
 from gossamer.frontier.recrawl import Found, Rule, VisitOutcome
 from gossamer.settings import Settings
 from gossamer.testing import harnesses
-from gossamer.testing.frontier_behavior import Revisits, Shares
+from gossamer.testing.frontier_behavior import QuotaTests, RevisitTests
 from gossamer.testing.harness import Harness
 from gossamer.testing.servers import RedisServer
 
@@ -23,7 +23,7 @@ SETTINGS = Settings()
 TABLE, ADAPTIVE = Rule("table"), Rule("adaptive")
 
 
-class _Policies(Revisits, Shares):
+class _Policies(RevisitTests, QuotaTests):
     pass
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from gossamer.settings import Settings
 from gossamer.testing import harnesses
-from gossamer.testing.frontier_behavior import BIG, Revisits, Shares
+from gossamer.testing.frontier_behavior import BIG, QuotaTests, RevisitTests
 from gossamer.testing.harness import Harness, outcome, page, pages, scenario
 from gossamer.testing.servers import MariaServer, PostgresServer
 
 
-class _Policies(Revisits, Shares):
+class _Policies(RevisitTests, QuotaTests):
     url = ""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
@@ -46,7 +46,7 @@ class TestMariaDB(_Policies):
         self.url = maria_server.url
 
 
-class TestShards(Shares):
+class TestShards(QuotaTests):
     """Eight shards with few sites: some are alone in theirs."""
 
     test_a_crawl_of_one_site_is_not_slowed = None  # type: ignore[assignment]

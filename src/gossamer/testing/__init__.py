@@ -1,1 +1,1 @@
-"""What authors of crawls and backends test with: a simulated web and the conformance suites."""
+"""Test tools for spiders and backends: a simulated web, conformance suites, real servers, and faulty networks."""

@@ -1,4 +1,4 @@
-"""A worker of a job in a shared folder, as a process of its own: for tests that kill it, and for benchmarks.
+"""A worker process of a job in a shared folder, for tests that kill it and for benchmarks.
 
 python -m gossamer.testing.folder_worker folder:/path JOB NAME OUTPUT
 """
@@ -22,7 +22,7 @@ from gossamer.storage.segments import SegmentSink
 
 
 async def submit(url: str, job: str, settings: Settings, seeds: list[str], *, state: JobState = "running") -> None:
-    """Make a job, and leave it to its workers."""
+    """Submit a job, without running a worker."""
     frontier = await open_folder(url, job, settings)
     try:
         linker = Linker(settings, frontier.secret, RecentKeys())
@@ -33,7 +33,7 @@ async def submit(url: str, job: str, settings: Settings, seeds: list[str], *, st
 
 
 async def work(url: str, job: str, name: str, output: Path) -> JobState:
-    """Work until the job is over."""
+    """Run a worker until the job is finished."""
     frontier = await open_folder(url, job, worker=name)
     marker_path = output / "handling" / name
     try:

@@ -1,4 +1,4 @@
-"""The conformance suite of frontiers: subclass `FrontierSuite`, say how to open the backend, and run pytest."""
+"""Conformance suite for frontiers: subclass `FrontierSuite`, implement `open` for your backend, and run pytest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 from gossamer.frontier.base import Frontier
 from gossamer.model import Counts, Lease
 from gossamer.settings import SiteSettings
-from gossamer.testing.frontier_behavior import Copies, LimitsTests, OrderTests, Steering
+from gossamer.testing.frontier_behavior import ControlTests, LimitsTests, OrderTests, RoundTripTests
 from gossamer.testing.harness import LEASE, Harness, Suite, keys, note, outcome, outcomes, page, pages, scenario
 
 
-class Keys(Suite):
-    """P1 and P2: who has what."""
+class KeyTests(Suite):
+    """P1 and P2: each key is queued once, and a lane has one holder."""
 
     @scenario()
     async def test_p1_a_key_is_queued_once(self, harness: Harness) -> None:
@@ -46,7 +46,7 @@ class Keys(Suite):
 
     @scenario()
     async def test_h39_text_in_any_script_comes_back_the_same(self, harness: Harness) -> None:
-        """H39: what a page says may be in the meta of a request: four bytes a character, right to left, no width."""
+        """H39: text of a page in a request's meta: four-byte characters, right-to-left, and zero-width."""
         text = "\U0001f600 \u202eabc\u200b \u65e5\u672c \u00e9 \ufffe ' \" \\ \n %s {} \x00"
         request = msgspec.structs.replace(page(1), label="\u00e9\U0001f600", meta={"title": text, text[:9]: 1})
         await harness.frontier.add([request])
@@ -113,8 +113,8 @@ class Keys(Suite):
         return found
 
 
-class Outcomes(Suite):
-    """P3 and P4: what counts."""
+class OutcomeTests(Suite):
+    """P3 and P4: which outcomes are committed."""
 
     @scenario()
     async def test_p3_an_outcome_lands_with_its_links(self, harness: Harness) -> None:
@@ -147,7 +147,7 @@ class Outcomes(Suite):
 
     @scenario(delay=0.0)
     async def test_p3_a_cancelled_complete_counts_whole_or_not_at_all(self, harness: Harness) -> None:
-        """Whenever its caller goes away; and the next call finds everything in order."""
+        """Cancel at any moment; the next call finds a consistent state."""
         frontier = harness.frontier
         await frontier.add(pages(1))
         for key in range(1, 40):
@@ -183,7 +183,7 @@ class Outcomes(Suite):
 
     @scenario(delay=10.0)
     async def test_p4_a_lease_that_has_ended_is_not_extended(self, harness: Harness) -> None:
-        """Also while its lane still rests, and nobody else has it."""
+        """Also while its lane is in its delay, and no other worker leases it."""
         await harness.frontier.add(pages(1))
         lease = await self.one(harness.frontier)
         await harness.advance((LEASE + 1) * self.tick)
@@ -272,7 +272,7 @@ class Outcomes(Suite):
 
 
 class PolitenessTests(Suite):
-    """P5: the gap."""
+    """P5: the delay between requests to a site."""
 
     @scenario()
     async def test_p5_a_lane_rests_one_delay_after_completion(self, harness: Harness) -> None:
@@ -393,7 +393,7 @@ class PolitenessTests(Suite):
         lease = await self.one(harness.frontier, batch=1)
         await harness.frontier.complete(outcomes(lease), notes=[note(lease, robots={"http://a.example": b"any"})])
         await harness.reopen(self.settings(delay=2.0))
-        # A store that keeps its lanes' clocks lets the rest that has begun go on as it was.
+        # A store that keeps the lanes' clocks does not change a delay that has already begun.
         await self.past(harness, 2 if harness.rests_after_crash else 8)
         assert (await self.one(harness.frontier)).delay == 2 * self.tick
 
@@ -462,7 +462,7 @@ class PolitenessTests(Suite):
 
     async def _one_in_each_delay(self, harness: Harness, lanes: int) -> None:
         for number in range(lanes):
-            # Where the last look found a lane, it was a moment after that had been ready.
+            # The last check may find a lane a moment after it became ready.
             await self.past(harness, 0.9 if number else 1)
             await self.one(harness.frontier, batch=1)
 
@@ -474,8 +474,8 @@ class PolitenessTests(Suite):
         assert (await harness.frontier.counts()).finished
 
 
-class Endings(Suite):
-    """P6: when a job is finished."""
+class FinishTests(Suite):
+    """P6: a job is finished only when nothing is left."""
 
     @scenario()
     async def test_p6_finished_means_that_nothing_is_left(self, harness: Harness) -> None:
@@ -508,7 +508,7 @@ class Endings(Suite):
 
     @scenario()
     async def test_p6_closing_a_site_fails_what_waits_there(self, harness: Harness) -> None:
-        """The queue, what is delayed, what its holder gives back, and what is found later; nothing of it is leased."""
+        """Queued, delayed, released, and later discovered requests fail; none of them is leased."""
         frontier = harness.frontier
         await frontier.add(pages(*range(1, 8)))
         lease = await self.one(frontier, batch=1)
@@ -586,8 +586,8 @@ class Endings(Suite):
         assert (counts.done, counts.failed, counts.revisits, counts.finished) == (done, failed, revisits, finished)
 
 
-class Recovery(Suite):
-    """P7, P9 and P10: what survives, and how work comes back."""
+class RecoveryTests(Suite):
+    """P7, P9, and P10: what survives a crash, and how lost work is leased again."""
 
     @scenario()
     async def test_p7_everything_acknowledged_survives(self, harness: Harness) -> None:
@@ -672,7 +672,7 @@ class Recovery(Suite):
 
     @scenario(max_pages=2)
     async def test_p9_the_last_pages_are_not_lost_with_their_worker(self, harness: Harness) -> None:
-        """All that may still be fetched is in the hands of a dead worker."""
+        """A dead worker leases the last remaining requests."""
         dead, other = await harness.worker("dead"), await harness.worker("other")
         await dead.add(pages(1, 2, 3) + pages(4, site="b.example"))
         await self.one(dead, batch=2)
@@ -684,7 +684,7 @@ class Recovery(Suite):
 
     @scenario(max_pages=1, delay=5.0)
     async def test_p9_the_last_pages_rest_one_delay_too(self, harness: Harness) -> None:
-        """All that may still be fetched is in the hands of a dead worker, who may just have asked for it."""
+        """A dead worker, which may just have sent a request, leases the last remaining requests."""
         dead, other = await harness.worker("dead"), await harness.worker("other")
         await dead.add(pages(1, 2))
         await self.one(dead, batch=1)
@@ -728,8 +728,8 @@ class Recovery(Suite):
             assert (counts.done, counts.queued, counts.known, counts.finished) == (22, 0, 22, True)
 
 
-class Poison(Suite):
-    """P10: requests that kill their workers."""
+class SuspectTests(Suite):
+    """P10: requests that crash their workers."""
 
     async def _expire(self, harness: Harness) -> Lease:
         lease = await self.one(harness.frontier)
@@ -782,7 +782,7 @@ class Poison(Suite):
 
     @scenario(max_deliveries=3)
     async def test_p10_an_answer_ends_the_suspicion(self, harness: Harness) -> None:
-        """Only losses in a row count, also over a crash; and a request that was tried before can be parked too."""
+        """Only consecutive losses count, also across a crash; a request with earlier tries can be parked too."""
         await harness.frontier.add(pages(1))
         for _ in range(2):
             for _ in range(2):
@@ -804,7 +804,7 @@ class Poison(Suite):
             counts = await harness.frontier.counts()
             assert (counts.parked, counts.delayed, counts.queued, counts.finished) == (1, 0, 0, True)
             if harness.durable:
-                # Parking was seen by the last `lease`, which has returned.
+                # The last `lease` has parked the request.
                 await harness.reopen()
 
     @scenario(max_deliveries=5)
@@ -827,9 +827,9 @@ class Poison(Suite):
         assert {one.site, two.site, three.site} == {"a.example", "b.example", "c.example"}
 
 
-class Forgetting(Suite):
-    """P3, P4, P5, P6 and P7, where the store falls back to an earlier state of its own: an append-only file that was
-    not synced, a replica that was promoted before it had caught up."""
+class DataLossTests(Suite):
+    """P3 to P7 after the store lost acknowledged writes, as with an unsynced append-only file or a promoted replica
+    that had not caught up."""
 
     @scenario()
     async def test_p7_a_forgotten_page_comes_again_and_its_links_are_new_again(self, harness: Harness) -> None:
@@ -857,7 +857,7 @@ class Forgetting(Suite):
         assert grant.run == receipt.run == again.run
         await harness.forget()
         if asked is not harness.frontier:
-            # The store is a process, and all that was told of it dies with it.
+            # The store is a process, and its run ends with it.
             return
         assert (await self.lease(asked, limit=0)).run != again.run
         await self._rest(harness)
@@ -867,14 +867,14 @@ class Forgetting(Suite):
     @scenario()
     async def test_p5_a_forgotten_lease_ends_before_its_site_is_leased_again(self, harness: Harness) -> None:
         await harness.frontier.add(pages(1, 2))
-        # So that leases of this length are known to the store.
+        # Let the store know that leases of this length exist.
         await harness.frontier.release([await self.one(harness.frontier, batch=1)])
         await harness.advance(1.1 * self.tick)
         await harness.remember()
         await self.one(harness.frontier, batch=1)
         await harness.forget()
         await self.none(harness.frontier)
-        # Where the store is a process, its workers die with it; elsewhere they go on until their leases end.
+        # If the store is a process, its workers die with it; otherwise they continue until their leases expire.
         await self.past(harness, 1.0 if harness.rests_after_crash else LEASE + 1)
         assert len(await self._all_keys(harness)) == 2
 
@@ -908,7 +908,7 @@ class Forgetting(Suite):
         await self._rest(harness)
 
     async def _rest(self, harness: Harness) -> None:
-        """Sites rest from the moment at which somebody notices, until all forgotten leases have ended."""
+        """Sites rest from the moment the loss is noticed until all lost leases have expired."""
         await self.none(harness.frontier)
         await harness.advance((LEASE + 2) * self.tick)
 
@@ -917,11 +917,21 @@ class Forgetting(Suite):
 
 
 class FrontierSuite(
-    Keys, Outcomes, PolitenessTests, Endings, Recovery, Poison, Forgetting, OrderTests, LimitsTests, Steering, Copies
+    KeyTests,
+    OutcomeTests,
+    PolitenessTests,
+    FinishTests,
+    RecoveryTests,
+    SuspectTests,
+    DataLossTests,
+    OrderTests,
+    LimitsTests,
+    ControlTests,
+    RoundTripTests,
 ):
-    """All that a frontier promises, each test with the number of its promise.
+    """All promises of a frontier; each test's name has the number of its promise.
 
-    A backend gives `open`, an async context manager that yields a `Harness`:
+    Implement `open`, an async context manager that yields a `Harness`:
 
         class TestMyFrontier(FrontierSuite):
             def open(self, settings):

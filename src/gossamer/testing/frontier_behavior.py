@@ -1,4 +1,4 @@
-"""Order, limits, faithful copies, site quota, and revisits of a frontier, as tests."""
+"""Conformance tests for order, limits, control, round trips, site quota, and revisits of a frontier."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gossamer.settings import SiteSettings
 from gossamer.testing.harness import Harness, Suite, keys, note, outcome, outcomes, page, pages, scenario
 
 _GUARD_SECONDS = 20.0
-"""When a test that waits gives up; nothing here takes that long unless it hangs."""
+"""Timeout of a waiting test, far above its normal duration."""
 
 
 class OrderTests(Suite):
-    """Which request comes first."""
+    """The order in which requests are leased."""
 
     async def _take_all(self, frontier: Frontier, *, batch: int = 100) -> list[int]:
-        """The keys of a site without delay, in the order in which they are handed out."""
+        """The keys of a site without delay, in the order of leasing."""
         found: list[int] = []
         while (grant := await self.lease(frontier, batch=batch)).leases:
             for lease in grant.leases:
@@ -133,7 +133,7 @@ class OrderTests(Suite):
 
 
 class LimitsTests(Suite):
-    """How much is handed out."""
+    """Limits on leases, batches, budgets, and pages."""
 
     @scenario()
     async def test_limit_and_batch_are_kept(self, harness: Harness) -> None:
@@ -233,8 +233,8 @@ class LimitsTests(Suite):
         assert (stored, grant.job) == (2, "finished")
 
 
-class Steering(Suite):
-    """Pause, resume, stop; and sleeping until there is something to do."""
+class ControlTests(Suite):
+    """Pause, resume, and stop; waking of idle workers."""
 
     @scenario(delay=0.0)
     async def test_a_paused_job_hands_out_nothing_and_takes_what_is_under_way(self, harness: Harness) -> None:
@@ -324,11 +324,11 @@ class Steering(Suite):
         assert sorted(keys(await self.one(harness.frontier))) == [1, 2]
 
 
-class Copies(Suite):
-    """What is put in comes out as it was."""
+class RoundTripTests(Suite):
+    """Round trips: requests, state, and notes come back unchanged."""
 
     def strings(self) -> list[str]:
-        """Text that programs trip over."""
+        """Strings that often break programs."""
         return [
             "",
             " ",
@@ -382,7 +382,7 @@ class Copies(Suite):
 
     @scenario(delay=0.0)
     async def test_what_a_visit_leaves_is_there_at_the_next(self, harness: Harness) -> None:
-        """Also when a try in between left nothing."""
+        """Also when a try in between stored no state."""
         await harness.frontier.add(pages(1))
         states = [{"etag": text, "n": number} for number, text in enumerate(self.strings()[:20])]
         before: dict[str, Any] | None = None
@@ -411,7 +411,7 @@ class Copies(Suite):
         assert (again.memo, again.robots) == (memo, robots)
         steering: Any = harness.frontier
         if hasattr(steering, "site"):
-            # Whoever has the cookies of a site is logged in there.
+            # Cookies are credentials.
             assert "hush" not in repr(await steering.site(again.site))
         more = note(again, memo={"": "new", "more": [1]}, robots={"http://a.example/0": b"new"})
         await harness.frontier.complete([], notes=[more])
@@ -422,7 +422,7 @@ class Copies(Suite):
 
     @scenario()
     async def test_a_job_has_a_view_of_an_unknown_lane(self, harness: Harness) -> None:
-        """Outcomes, notes and leases of nobody are stale, not errors."""
+        """Outcomes, notes, and leases with unknown lanes are stale, not errors."""
         frontier = harness.frontier
         await frontier.add(pages(1))
         lease = await self.one(frontier)
@@ -432,7 +432,7 @@ class Copies(Suite):
         assert await frontier.extend([nobody], seconds=self.tick) == []
         await frontier.release([nobody])
         counts = await frontier.counts()
-        # Links that belong to another shard go there before anybody asks whether the outcome counts.
+        # Links to another shard are sent before the token of the outcome is checked.
         known = 1 if harness.one_store else 2
         assert (counts.leased, counts.known, counts.stale) == (1, known, 1)
 
@@ -442,15 +442,15 @@ ROBOTS = {f"http://{BIG}": b"any"}
 
 
 def neighbours(sites: int) -> list[str]:
-    """Names of sites that share two shards of eight, or any of seven, and leave the big one alone in its own."""
+    """Names of sites that share two shards of eight, or any of seven, none of them the big site's shard."""
     two = [shard for shard in range(8) if shard != shard_of(BIG, 8)][:2]
     names = (f"{number}.example" for number in count())
     fit = (name for name in names if shard_of(name, 8) in two and shard_of(name, 7) != shard_of(BIG, 7))
     return list(islice(fit, sites))
 
 
-class Shares(Suite):
-    """Which part of the requests a site is handed."""
+class QuotaTests(Suite):
+    """The quota: the share of recent requests that a site gets."""
 
     async def _fill(self, frontier: Frontier, *, sites: int, each: int, big: int) -> None:
         await frontier.add(pages(*range(1_000_000, 1_000_000 + big), site=BIG))
@@ -458,7 +458,7 @@ class Shares(Suite):
             await frontier.add(pages(*range(number * 1000, number * 1000 + each), site=site))
 
     async def _dispatch(self, frontier: Frontier, calls: int, *, batch: int = 1, limit: int = 1) -> Counter[str]:
-        """Lease and settle again and again; how many requests each site was handed."""
+        """Lease and complete repeatedly; returns the number of requests per site."""
         handed: Counter[str] = Counter()
         for _ in range(calls):
             leases = (await self.lease(frontier, limit, batch=batch)).leases
@@ -472,7 +472,7 @@ class Shares(Suite):
 
     @scenario(delay=0.0, per_site=8, site_share=0.1, share_window=100)
     async def test_no_site_gets_more_than_its_share_while_others_are_ready(self, harness: Harness) -> None:
-        """Eight lanes would get more than a third of the turns; and so would one shard of three."""
+        """Without the quota, eight lanes, or one shard of three, would get more than a third."""
         await self._fill(harness.frontier, sites=15, each=60, big=300)
         await self._dispatch(harness.frontier, 20)
         for _ in range(3):
@@ -517,7 +517,7 @@ class Shares(Suite):
 
     @scenario(site_share=0.1, share_window=100, sites={BIG: SiteSettings(delay=0.0)})
     async def test_a_site_over_its_share_gets_what_others_leave(self, harness: Harness) -> None:
-        """The others rest for one delay after each page; meanwhile the big one goes on."""
+        """While other sites rest for one delay after each page, the big one continues."""
         await self._fill(harness.frontier, sites=3, each=20, big=200)
         handed = await self._dispatch(harness.frontier, 60)
         assert handed.total() == 60
@@ -536,11 +536,11 @@ class Shares(Suite):
 
 
 WEEK = 500.0
-"""In ticks: any time that is much longer than a lease."""
+"""Ticks until a revisit: much longer than a lease."""
 
 
-class Revisits(Suite):
-    """Revisits, in jobs with the setting `recrawl` and in others."""
+class RevisitTests(Suite):
+    """Revisits, in jobs with and without the setting `recrawl`."""
 
     @scenario(recrawl="table")
     async def test_a_continuous_job_waits_for_its_revisits(self, harness: Harness) -> None:
@@ -568,7 +568,7 @@ class Revisits(Suite):
     @scenario(recrawl="table")
     async def test_a_hint_of_a_change_brings_a_visit_forward(self, harness: Harness) -> None:
         if not harness.hastens:
-            raise SkipTest("this backend visits pages at their time, whatever it hears")
+            raise SkipTest("this backend ignores hints of changes")
         await harness.frontier.add(pages(1, 2, 3, 4))
         lease = await self.one(harness.frontier)
         state = {"seen_at": 10.0, "etag": "x"}
@@ -590,7 +590,7 @@ class Revisits(Suite):
         assert first.requests[0].state == {**state, "hint": 20.0}
         counts = await harness.frontier.counts()
         assert (counts.revisits, counts.known, counts.leased) == (3, 5, 2)
-        # Links tell it too, and what is brought forward twice comes once.
+        # Links carry hints too, and a visit that is advanced twice happens once.
         await harness.frontier.complete([outcome(first, 1, again_in=WEEK * self.tick, state=state)])
         await harness.frontier.complete(outcomes(second, links=tuple(hints[:1] * 2)))
         await harness.advance(2 * self.tick)
@@ -598,7 +598,7 @@ class Revisits(Suite):
 
     @scenario(recrawl="table", revisit_min_seconds=1e10, revisit_max_seconds=1e10)
     async def test_a_hint_puts_no_visit_off(self, harness: Harness) -> None:
-        """Pages are not to be visited so soon again because of it; but this one is to come for other reasons."""
+        """A hint never delays a visit that is due earlier for another reason."""
         await harness.frontier.add(pages(1))
         state = {"seen_at": 10.0}
         lease = await self.one(harness.frontier)

@@ -1,4 +1,4 @@
-"""The state machine of frontiers: random calls, compared with a model."""
+"""Hypothesis state machine for frontiers: random calls, compared with a model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gossamer.settings import Settings, SiteSettings
 from gossamer.testing.harness import Harness, note, outcome, page
 
 SITES = ("a.example", "b.example", "two.example")
-"""The last one has two lanes, once its robots.txt is known."""
+"""The last site has two lanes once its robots.txt is known."""
 DELIVERIES = 3
 
 
 @dataclass
 class Known:
-    """A request."""
+    """A request of the model."""
 
     site: str
     state: str = "open"
@@ -36,7 +36,7 @@ class Known:
 
 @dataclass
 class ModelLease:
-    """A lease that was not given back yet; after `expires_at` the frontier may take it back."""
+    """A lease that was not released yet; after `expires_at` the frontier may reclaim it."""
 
     lease: Lease
     worker: int
@@ -46,7 +46,7 @@ class ModelLease:
 
 @dataclass
 class Place:
-    """A site."""
+    """A site of the model."""
 
     delay: float = 1.0
     hold_until: float = 0.0
@@ -58,7 +58,7 @@ class Place:
 
 
 class Model:
-    """Requests, sites and leases; `now` is in seconds since the start."""
+    """Requests, sites, and leases; `now` is in seconds since the start."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -66,7 +66,7 @@ class Model:
         self.places = {site: Place() for site in SITES}
         self.held: dict[int, ModelLease] = {}
         self.dead: list[tuple[Lease, bool]] = []
-        """Leases that are over, and whether the frontier may still know that all of it was settled."""
+        """Ended leases, and whether the frontier may still know that all their requests were completed."""
 
     def add(self, requests: Sequence[Request]) -> int:
         new = 0
@@ -84,7 +84,7 @@ class Model:
             self.known[key].token = lease.token
 
     def bury(self, held: ModelLease, *, settled: bool, rests_since: float) -> None:
-        """The lease is over: what is left of its batch waits again."""
+        """End a lease: the rest of its batch is queued again."""
         place = self.places[held.lease.site]
         del self.held[held.lease.token]
         self.dead.append((held.lease, settled))
@@ -98,18 +98,18 @@ class Model:
             place.ready_at[1] = rests_since + place.delay
 
     def free(self, held: ModelLease) -> None:
-        """The lease is over, and its lane rests from now on."""
+        """End a lease, and start the delay of its lane."""
         place = self.places[held.lease.site]
         self.bury(held, settled=not held.keys, rests_since=self.now)
         place.ready_at[held.lease.lane] = self.now + place.delay * place.lanes
 
     def end_of(self, held: ModelLease) -> float:
-        """When a lane whose holder is silent goes to others: it has rested by then."""
+        """When a lane with a dead holder can be leased again, delay included."""
         place = self.places[held.lease.site]
         return held.expires_at + place.delay * place.lanes
 
     def lapse(self) -> None:
-        """Take back the leases that have run out."""
+        """Reclaim expired leases."""
         for held in list(self.held.values()):
             if self.end_of(held) <= self.now:
                 for key in held.keys:
@@ -147,7 +147,7 @@ class Model:
         self.add(result.links)
 
     def crash(self) -> None:
-        """Everybody was killed: leases are void, and every site rests."""
+        """All workers were killed: leases are void, and every site rests."""
         for held in list(self.held.values()):
             self.bury(held, settled=False, rests_since=self.now)
         self.dead = [(lease, True) for lease, _ in self.dead]
@@ -172,7 +172,7 @@ class Model:
         }
 
     def edges(self) -> list[float]:
-        """The times ahead at which something changes by the clock alone."""
+        """Future times at which the state changes without a call."""
         times = {known.due_at for known in self.known.values()}
         for place in self.places.values():
             times |= {place.hold_until, *place.ready_at.values()}
@@ -193,10 +193,10 @@ learned = st.sampled_from(["", "", "robots", "robots", "hold", "delay", "memo", 
 
 
 class FrontierMachine(RuleBasedStateMachine):
-    """Give `open`, as for `FrontierSuite`, with a clock that is virtual. Then `TestMine = MyMachine.TestCase`."""
+    """Implement `open` as for `FrontierSuite`, with a virtual clock; then set `TestMine = MyMachine.TestCase`."""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        """Open an empty frontier with these settings, and throw it away afterwards."""
+        """Open an empty frontier with these settings, and delete it afterwards."""
         raise NotImplementedError
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self.hired = 0
         self.model = Model()
         self.last_token: dict[str, int] = {}
-        """Of each site, or of all where one store gives them."""
+        """One invariant per site, or for all sites of a single store."""
         self.stale = 0
         self.paused = False
         self._hire()
@@ -316,7 +316,7 @@ class FrontierMachine(RuleBasedStateMachine):
     @rule(pick=picks, keys=some_keys, what=learned)
     def complete_late(self, pick: int, keys: set[int], what: str) -> None:
         lease, settled = self.model.dead[-1 - pick % len(self.model.dead)]
-        # Links that belong to another shard go there before anybody asks whether the outcome counts.
+        # Links to another shard are sent before the token of the outcome is checked.
         links = tuple(page(key, SITES[key % 3]) for key in keys) if self.harness.one_store else ()
         late = [outcome(lease, request.key, links=links) for request in lease.requests]
         receipt = self.run(self.frontier.complete(late, notes=self._notes(lease, what, 40)))
@@ -345,7 +345,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @rule(worker=two)
     def lose(self, worker: int) -> None:
-        """Kill a worker so that the frontier notices."""
+        """Kill a worker in a way that the frontier notices at once."""
         self.run(self.harness.lose(self.workers.pop(worker)))
         for held in list(self.model.held.values()):
             if held.worker == worker:
@@ -360,7 +360,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @rule(pick=picks, early=st.booleans(), worker=two, batch=batches)
     def lease_at_an_edge(self, pick: int, early: bool, worker: int, batch: int) -> None:
-        """When something changes by the clock alone, or a moment before."""
+        """Advance to a time at which the state changes without a call, or to just before it."""
         edges = self.model.edges()
         if edges:
             self._advance(edges[pick % min(3, len(edges))] - self.model.now - (0.25 if early else 0.0))

@@ -1,4 +1,4 @@
-"""What a backend gives its tests: a frontier to use, a clock to move, and a way to be killed and opened again."""
+"""The interface between a backend and the suites: open a frontier, advance its clock, kill and reopen it."""
 
 from __future__ import annotations
 
@@ -13,76 +13,76 @@ from gossamer.model import Grant, JobState, Lease, Outcome, Request, SiteNote, S
 from gossamer.settings import Settings
 
 LEASE = 10.0
-"""How long the suites lease, in ticks; the delay is one tick unless a test says otherwise."""
+"""Duration of the suites' leases, in ticks; the delay is one tick unless a test sets another one."""
 
 
 class Harness:
-    """One open frontier under test. A backend overrides what it can do; what it cannot is skipped aloud."""
+    """One open frontier under test. Override what your backend supports; other tests are skipped with a reason."""
 
     durable = True
-    """Whether acknowledged changes outlive the processes (P7)."""
+    """Whether acknowledged changes survive the death of all processes (P7)."""
 
     rests_after_crash = True
-    """Whether every site rests after a crash; a store that outlives its clients knows which lanes they held."""
+    """Whether every site rests after a crash; False for a store that outlives its clients and keeps their leases."""
 
     one_store = True
-    """Whether the store sees all sites at once; where there are shards, each orders and admits only its own."""
+    """Whether one store orders and admits all sites; False if the sites are in several shards."""
 
     hastens = True
-    """Whether a hint that a page has changed brings its next visit forward."""
+    """Whether a hint of a change advances a page's next visit."""
 
     frontier: Frontier
 
     async def advance(self, seconds: float) -> None:
-        """Let the store's time pass: move a virtual clock, or sleep."""
+        """Advance the store's time: move a virtual clock, or sleep."""
         raise NotImplementedError
 
     async def reopen(self, settings: Settings | None = None) -> None:
-        """Kill every process as `kill -9` would, and open the same frontier anew, perhaps with other settings."""
-        raise SkipTest("this backend cannot be killed and opened again")
+        """Kill every process as with `kill -9`, and reopen the frontier, optionally with other settings."""
+        raise SkipTest("this backend cannot be killed and reopened")
 
     async def remember(self) -> None:
-        """Note the state that `forget` falls back to."""
-        raise SkipTest("this backend cannot be made to forget")
+        """Save the state that `forget` restores."""
+        raise SkipTest("this backend cannot lose acknowledged writes")
 
     async def forget(self) -> None:
-        """Have the store lose all that it has acknowledged since `remember`, as a power cut or a fail-over does.
+        """Make the store lose all writes since `remember`, as a power cut or a fail-over does.
 
-        The clock goes on; clients meet a store in its next life, or have to be opened anew, where it dies with them."""
-        raise SkipTest("this backend cannot be made to forget")
+        The clock continues. Clients reach the store in its next run, or are reopened if the store dies with them."""
+        raise SkipTest("this backend cannot lose acknowledged writes")
 
     async def set_back(self, seconds: float) -> None:
-        """Set the wall clock back; the time that leases and delays are measured in goes on."""
+        """Set the wall clock back; the clock that measures leases and delays continues."""
         raise SkipTest("the clock of this backend cannot be set")
 
     async def worker(self, name: str) -> Frontier:
-        """The same frontier, as another worker sees it."""
-        raise SkipTest("this backend has one worker")
+        """The frontier of another worker."""
+        raise SkipTest("this backend supports one worker only")
 
     async def lose(self, worker: Frontier) -> None:
-        """Kill one worker so that the store notices at once, as when its connection ends."""
-        raise SkipTest("this backend does not notice that a worker is gone")
+        """Kill one worker in a way that the store notices at once, as when its connection ends."""
+        raise SkipTest("this backend does not detect dead workers")
 
     async def steer(self, job: JobState) -> None:
-        """Pause, resume or stop the job."""
-        raise SkipTest("this backend cannot be steered")
+        """Pause, resume, or stop the job."""
+        raise SkipTest("this backend cannot be paused or stopped")
 
     async def marks(self) -> Mapping[str, int]:
-        """The lengths of the output files, as they were last committed."""
-        raise SkipTest("this backend keeps no marks")
+        """The last committed lengths of the output files."""
+        raise SkipTest("this backend stores no marks")
 
 
 S = TypeVar("S", bound="Suite")
 
 
 class Suite:
-    """What all suites share. `open` is the backend's part."""
+    """Base of all suites; a backend implements `open`."""
 
     tick = 1.0
-    """Seconds that stand for one in the tests: small where `advance` really sleeps."""
+    """Length of a tick in seconds; small if `advance` really sleeps."""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        """Open an empty frontier with these settings, and throw it away afterwards."""
+        """Open an empty frontier with these settings, and delete it afterwards."""
         raise NotImplementedError
 
     def settings(self, **values: Any) -> Settings:
@@ -94,42 +94,42 @@ class Suite:
         return await frontier.lease(limit, batch=batch, seconds=ticks * self.tick)
 
     async def one(self, frontier: Frontier, *, batch: int = 100, ticks: float = LEASE) -> Lease:
-        """The one lane that is ready."""
+        """Lease the only ready lane."""
         grant = await self.lease(frontier, batch=batch, ticks=ticks)
         assert len(grant.leases) == 1, grant
         return grant.leases[0]
 
     async def none(self, frontier: Frontier) -> Grant:
-        """Nothing is ready."""
+        """Check that no lane is ready."""
         grant = await self.lease(frontier)
         assert grant.leases == (), grant
         return grant
 
     def must_be_durable(self, harness: Harness) -> None:
-        """Skip, aloud, what only a durable backend promises."""
+        """Skip a test that needs a durable backend."""
         if not harness.durable:
-            raise SkipTest("this backend dies with its process")
+            raise SkipTest("this backend is not durable")
 
     def must_rest_after_a_crash(self, harness: Harness) -> None:
-        """Skip, aloud, what only a backend does that loses its clocks with its process."""
+        """Skip a test that needs a backend whose lanes rest after a crash."""
         self.must_be_durable(harness)
         if not harness.rests_after_crash:
-            raise SkipTest("this backend keeps its lanes' clocks")
+            raise SkipTest("this backend keeps the clocks of its lanes")
 
     def must_be_one_store(self, harness: Harness) -> None:
-        """Skip, aloud, what shards promise each for its own sites only."""
+        """Skip a test that needs one store for all sites."""
         if not harness.one_store:
             raise SkipTest("the sites are in several shards")
 
     async def past(self, harness: Harness, ticks: float) -> None:
-        """Check that nothing can be leased until just before `ticks` are over, and go to just after them."""
+        """Check that nothing can be leased before `ticks` have passed, and advance to just after that."""
         await harness.advance(0.9 * ticks * self.tick)
         await self.none(harness.frontier)
         await harness.advance((0.1 * ticks + 0.1) * self.tick)
 
 
 def scenario(**values: Any) -> Callable[[Callable[[S, Harness], Coroutine[Any, Any, None]]], Callable[[S], None]]:
-    """Make a plain test of a coroutine that gets a harness, opened with these settings."""
+    """Decorator: run a coroutine as a test, with a harness that is opened with these settings."""
 
     def decorate(test: Callable[[S, Harness], Coroutine[Any, Any, None]]) -> Callable[[S], None]:
         async def play(suite: S) -> None:
@@ -147,7 +147,7 @@ def scenario(**values: Any) -> Callable[[Callable[[S, Harness], Coroutine[Any, A
 
 
 def page(key: int, site: str = "a.example", **values: Any) -> Request:
-    """A request whose URL follows from its key."""
+    """A request with a URL derived from its key."""
     return Request(f"http://{site}/{key}", key, site, **values)
 
 
@@ -157,20 +157,20 @@ def pages(*keys: int, site: str = "a.example") -> list[Request]:
 
 
 def outcome(lease: Lease, key: int, status: Status = "done", **values: Any) -> Outcome:
-    """What became of one request of a lease."""
+    """The outcome of one request of a lease."""
     return Outcome(site=lease.site, lane=lease.lane, token=lease.token, key=key, status=status, **values)
 
 
 def outcomes(lease: Lease, status: Status = "done", **values: Any) -> list[Outcome]:
-    """The same for all requests of a lease."""
+    """The outcomes of all requests of a lease."""
     return [outcome(lease, request.key, status, **values) for request in lease.requests]
 
 
 def note(lease: Lease, **values: Any) -> SiteNote:
-    """What the holder of a lease learned about its site."""
+    """A note about a site, from the holder of a lease."""
     return SiteNote(site=lease.site, lane=lease.lane, token=lease.token, **values)
 
 
 def keys(*leases: Lease) -> list[int]:
-    """The keys of leases, in the order in which they are to be fetched."""
+    """The keys of leases, in fetching order."""
     return [request.key for lease in leases for request in lease.requests]

@@ -1,4 +1,4 @@
-"""Gossamer's own frontiers, opened for the suites: examples for authors of others."""
+"""Harnesses of Gossamer's own frontiers: examples for authors of other backends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COMMANDS = {"paused": "pause", "running": "resume", "stopping": "stop"}
 
 
 class MachineClock(ManualClock):
-    """A manual clock of a machine that can be started again: `monotonic` then begins anew, `epoch` goes on."""
+    """A manual clock of a machine that can reboot: `monotonic` then starts again, `epoch` continues."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class MachineClock(ManualClock):
 
 
 class Shared(Protocol):
-    """A frontier that several workers of one process lease from."""
+    """A frontier shared by several workers in one process."""
 
     async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant: ...
 
@@ -76,7 +76,7 @@ class Shared(Protocol):
 
 
 class LocalWorker:
-    """A worker's view of a frontier in the same process: its name goes with what it leases."""
+    """A worker's view of a frontier in the same process; leases carry its name."""
 
     def __init__(self, frontier: Shared, name: str) -> None:
         self._frontier = frontier
@@ -90,14 +90,14 @@ class LocalWorker:
 
 
 class LocalHarness(Harness):
-    """A frontier in this process on a manual clock, with as many workers as are wanted."""
+    """A frontier in this process on a manual clock, with any number of workers."""
 
     clock: MachineClock
 
     @property
     @abstractmethod
     def shared(self) -> Shared:
-        """What all workers lease from."""
+        """The frontier shared by all workers."""
 
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -116,7 +116,7 @@ class LocalHarness(Harness):
 
 
 class MemoryHarness(LocalHarness):
-    """`memory:`, which dies with its process."""
+    """`memory:`, which is not durable."""
 
     durable = False
 
@@ -142,8 +142,8 @@ class SqliteHarness(MemoryHarness):
         self._lives = 0
 
     async def reopen(self, settings: Settings | None = None) -> None:
-        # A closed SQLite file is tidied up, a killed one is not. So the files are taken as they are at this moment,
-        # which is what `kill -9` leaves, and the old frontier is closed beside them.
+        # Closing a SQLite file cleans it up, killing its process does not. Copy the files first, as `kill -9` would
+        # leave them, and then close the old frontier.
         await self._reopen(self._copied(), settings)
 
     async def remember(self) -> None:
@@ -153,7 +153,7 @@ class SqliteHarness(MemoryHarness):
         await self._reopen(self._remembered)
 
     def _copied(self) -> Path:
-        """The files as they are at this moment, in a folder of their own."""
+        """A copy of the files in their current state, in a new folder."""
         self._lives += 1
         path = self.path.parent.parent / f"life-{self._lives}" / self.path.name
         path.parent.mkdir()
@@ -171,10 +171,10 @@ class SqliteHarness(MemoryHarness):
         await self.begin()
 
     async def begin(self) -> None:
-        """Let workers in."""
+        """Start to accept workers."""
 
     async def end(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         await self.local.aclose()
 
     async def marks(self) -> Mapping[str, int]:
@@ -182,7 +182,7 @@ class SqliteHarness(MemoryHarness):
 
 
 class RemoteHarness(SqliteHarness):
-    """Workers of a `sqlite` frontier that another process owns: everything crosses the coordinator's socket."""
+    """Workers of a `sqlite` frontier with another owner: every call crosses the coordinator's socket."""
 
     def __init__(self, path: Path, settings: Settings, clock: MachineClock) -> None:
         super().__init__(path, settings, clock)
@@ -220,13 +220,13 @@ class RemoteHarness(SqliteHarness):
         await next(iter(self._connections.values())).call(Ask(_COMMANDS[job]))
 
     async def marks(self) -> Mapping[str, int]:
-        raise SkipTest("marks are the owner's: a worker has none")
+        raise SkipTest("only the owner has marks")
 
 
 class OwnedHarness(LocalHarness):
-    """Any backend whose jobs have one owner and live in files: `{folder}` in its address is where they are kept.
+    """Any file-based backend whose jobs have one owner; `{folder}` in its address is replaced by their folder.
 
-    It is killed as `kill -9` would: the files are taken as they are at a moment, and the next frontier opens these."""
+    A kill copies the files in their current state, as `kill -9` would leave them, and opens the copy."""
 
     local: OwnedFrontier
 
@@ -244,7 +244,7 @@ class OwnedHarness(LocalHarness):
         return cast(Shared, self.local)
 
     async def begin(self) -> None:
-        """Open the job in the folder of this life."""
+        """Open the job in the current folder."""
         url = self.url.format(folder=self._folder)
         self.frontier = self.local = await self.backend.create(url, _JOB, self.settings, clock=self.clock)
 
@@ -259,7 +259,7 @@ class OwnedHarness(LocalHarness):
         await self._live_on(self._remembered)
 
     async def _live_on(self, folder: Path) -> None:
-        # What closing tidies up is in the files of the life that is over.
+        # Closing changes only the files of the previous run.
         await self.local.aclose()
         self._folder = folder
         self.clock.restart()
@@ -322,7 +322,7 @@ async def remote(settings: Settings) -> AsyncIterator[RemoteHarness]:
 
 
 class SweptShards(Sharded):
-    """Shards on servers that forget nothing: their outboxes are empty whenever somebody looks."""
+    """Shards on servers that lose nothing: their outboxes are empty at every check."""
 
     quiet_seconds = 0.0
 
@@ -342,13 +342,13 @@ class SweptShards(Sharded):
     async def _sweep_all(self) -> None:
         runs = {shard.server: await shard.run() for shard in self._shards}
         for shard in self._shards:
-            # The first sweep begins to count, the second finds that no time had to pass.
+            # The first sweep starts the timer, the second finds it expired.
             await shard.sweep(runs, seconds=0.0)
             await shard.sweep(runs, seconds=0.0)
 
 
 class RedisHarness(Harness):
-    """`redis://`, with a clock that stands still unless it is moved."""
+    """`redis://`, with a manual clock."""
 
     rests_after_crash = False
 
@@ -363,7 +363,7 @@ class RedisHarness(Harness):
         self._hired = 0
 
     async def begin(self) -> None:
-        """Empty the server and make the job."""
+        """Empty the server and create the job."""
         self._servers = [client.Redis.from_url(url) for url in addresses(self.url)]
         for server in self._servers:
             await server.flushall()
@@ -374,7 +374,7 @@ class RedisHarness(Harness):
                 await server.hset(key, "fold", self._fold)
 
     async def end(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         for frontier in self._frontiers.values():
             await frontier.aclose()
         for server in self._servers:
@@ -400,7 +400,7 @@ class RedisHarness(Harness):
             await server.flushall()
             for key, data in kept.items():
                 await server.restore(key, 0, data)
-            # As after a fail-over: whoever is promoted begins a replication of its own.
+            # As after a fail-over: the promoted replica starts a new replication id.
             await server.replicaof("127.0.0.1", "1")
             await server.replicaof("NO", "ONE")
         for (server, key), clock in zip(await self._records(), clocks):
@@ -418,14 +418,14 @@ class RedisHarness(Harness):
         return frontier
 
     async def lose(self, worker: Frontier) -> None:
-        # As a worker does that is started in the place of one that died.
+        # As a replacement for a dead worker does.
         await self._frontiers[id(self.frontier)].abandon(self._names[id(worker)])
 
     async def steer(self, job: JobState) -> None:
         await self._frontiers[id(self.frontier)].steer(job)
 
     async def reopen(self, settings: Settings | None = None) -> None:
-        """All workers die; the server lives on."""
+        """Kill all workers; the server keeps running."""
         self.settings = settings or self.settings
         self._hired += 1
         gone = list(self._frontiers.values())
@@ -438,9 +438,9 @@ class RedisHarness(Harness):
 
 @asynccontextmanager
 async def redis(settings: Settings, url: str, *, shards: str = "1", fold: int | None = None) -> AsyncIterator[Harness]:
-    """`redis://` on a server, or several, that are there for tests only: they are emptied.
+    """`redis://` on one or several test servers, which are emptied.
 
-    With `fold`, queues are folded from so few requests on."""
+    `fold` sets the queue length from which requests are packed into blocks."""
     harness = RedisHarness(url, settings, shards, fold)
     await harness.begin()
     try:
@@ -453,7 +453,7 @@ JOB = "job"
 
 
 class TimedShare(SharedFolder):
-    """A folder on a file server with a clock that a test moves."""
+    """A shared folder on a file server with a manual clock."""
 
     def __init__(self, root: Path, clock: MachineClock) -> None:
         super().__init__(root)
@@ -464,7 +464,7 @@ class TimedShare(SharedFolder):
 
 
 class FolderHarness(LocalHarness):
-    """`folder:` with one owner of all shards, and several workers on its machine."""
+    """`folder:` with one owner of all shards, and several workers on the same machine."""
 
     def __init__(self, folder: Path, settings: Settings, *, shards: int = 7) -> None:
         self.url = f"folder:{folder}?shards={shards}"
@@ -474,11 +474,11 @@ class FolderHarness(LocalHarness):
         self._lives = 0
 
     async def begin(self) -> None:
-        """Open it."""
+        """Open the frontier."""
         self.frontier = self.folder = await self.open(f"life-{self._lives}")
 
     async def open(self, worker: str, region: str = "") -> FolderFrontier:
-        """A worker of its own, on a machine of its own."""
+        """Open a worker on another machine."""
         return await open_folder(
             self.url,
             JOB,
@@ -491,7 +491,7 @@ class FolderHarness(LocalHarness):
         )
 
     async def end(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         await self.folder.aclose()
 
     @property
@@ -504,7 +504,7 @@ class FolderHarness(LocalHarness):
         self.settings = settings or self.settings
         self.clock.restart()
         await self.begin()
-        # As a worker does that is started in the place of one that was killed.
+        # As a replacement for a killed worker does.
         await self.folder.abandon(old.worker)
 
 
@@ -521,13 +521,13 @@ async def folder(settings: Settings, *, shards: int = 7) -> AsyncIterator[Folder
 
 
 class SqlHarness(Harness):
-    """A database, with a clock that stands still unless it is moved."""
+    """An SQL database, with a manual clock."""
 
     rests_after_crash = False
 
     def __init__(self, url: str, settings: Settings, shards: str) -> None:
         self.url = url
-        # As long as the suites lease: after a fail-over sites rest for it, whether or not such a lease is known.
+        # The duration of the suites' leases: after a fail-over, sites rest for this time.
         self.settings = msgspec.structs.replace(settings, lease_seconds=LEASE)
         self._shards = shards
         self.one_store = shards == "1"
@@ -536,11 +536,11 @@ class SqlHarness(Harness):
         self._database = Database(dialect_of(url))
 
     async def ask(self, text: str) -> None:
-        """Run one statement beside the frontier."""
+        """Run one statement outside the frontier."""
         await self._database.run(lambda db: db.ask(text), whole=False)
 
     async def begin(self) -> None:
-        """Empty the tables and make the job."""
+        """Empty the tables and create the job."""
         await self._database.run(lambda db: db.make_tables())
         for table in reversed(TABLES):
             await self.ask(f"DELETE FROM gossamer_{table}")  # noqa: S608
@@ -548,7 +548,7 @@ class SqlHarness(Harness):
         await self.ask("UPDATE gossamer_jobs SET clock = 1700000000000000")
 
     async def end(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         for frontier, _ in self._frontiers.values():
             await frontier.aclose()
         await self._database.aclose()
@@ -560,7 +560,7 @@ class SqlHarness(Harness):
         for table in TABLES:
             await self.ask(f"DROP TABLE IF EXISTS kept_{table}")
             await self.ask(f"CREATE TABLE kept_{table} AS SELECT * FROM gossamer_{table}")  # noqa: S608
-        # Whoever connects next finds the server in another run than the shards know.
+        # The next connection finds the server in a new run.
         await self.ask("UPDATE kept_shards SET server = 'forgotten'")
 
     async def forget(self) -> None:
@@ -588,14 +588,14 @@ class SqlHarness(Harness):
         return frontier
 
     async def lose(self, worker: Frontier) -> None:
-        # As a worker does that is started in the place of one that died.
+        # As a replacement for a dead worker does.
         await cast(FleetFrontier, self.frontier).abandon(self._frontiers[id(worker)][1])
 
     async def steer(self, job: JobState) -> None:
         await cast(FleetFrontier, self.frontier).steer(job)
 
     async def reopen(self, settings: Settings | None = None) -> None:
-        """All workers die; the server lives on."""
+        """Kill all workers; the server keeps running."""
         self.settings = msgspec.structs.replace(settings or self.settings, lease_seconds=LEASE)
         self._hired += 1
         gone = list(self._frontiers.values())
@@ -608,7 +608,7 @@ class SqlHarness(Harness):
 
 @asynccontextmanager
 async def sql(settings: Settings, url: str, *, shards: str = "1") -> AsyncIterator[Harness]:
-    """A database that is there for tests only: its tables are emptied."""
+    """A test database, whose tables are emptied."""
     harness = SqlHarness(url, settings, shards)
     await harness.begin()
     try:

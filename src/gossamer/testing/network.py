@@ -15,13 +15,13 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 _TYPES = {1: 4, 28: 6}
-"""A and AAAA, and the version of the addresses they give."""
+"""Record types A and AAAA, with the IP version of their addresses."""
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Knows the addresses it is given, of both kinds; `dead*` gets no answer, `broken*` SERVFAIL, the rest NXDOMAIN.
+    """A DNS server with the given records; `dead*` gets no reply, `broken*` SERVFAIL, and other names NXDOMAIN.
 
-    `asked` counts the questions for A records by name; `busy` is set once twenty names were asked for."""
+    `asked` counts the queries for A records by name; `busy` is set after queries for twenty names."""
 
     def __init__(self, records: Mapping[str, Sequence[str]], ttl: int = 300) -> None:
         self.records, self.ttl = records, ttl
@@ -31,7 +31,7 @@ class NameServer(asyncio.DatagramProtocol):
 
     @property
     def address(self) -> str:
-        """Where it listens, as in 127.0.0.1:5353."""
+        """Its address, such as 127.0.0.1:5353."""
         return "{}:{}".format(*self._transport.get_extra_info("sockname"))
 
     async def __aenter__(self) -> Self:
@@ -48,7 +48,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, peer: Any) -> None:
-        """Answer one question."""
+        """Answer one query."""
         labels, at = [], 12
         while data[at]:
             labels.append(data[at + 1 : at + 1 + data[at]].decode("ascii", "replace"))
@@ -73,10 +73,10 @@ _HOPPING = ("proxy-authorization:", "proxy-connection:", "connection:")
 
 
 class ProxyServer:
-    """An HTTP proxy. Names and addresses alike are reached at `upstream`, on the port that was asked for.
+    """An HTTP proxy that connects every name and address to `upstream`, on the requested port.
 
-    With `password` it wants `user:password`; `asked` are the hosts that it was asked for, in order; `refuse` are hosts
-    that it answers 502 for, as a proxy does that cannot reach them."""
+    With `password` it requires `user:password`; `asked` lists the requested hosts in order; for hosts in `refuse` it
+    returns 502, like a proxy that cannot reach them."""
 
     scheme = "http"
 
@@ -98,7 +98,7 @@ class ProxyServer:
 
     @property
     def url(self) -> str:
-        """Its address, with the credentials it wants."""
+        """Its URL, with the required credentials."""
         scheme = "https" if self._tls and self.scheme == "http" else self.scheme
         secret = f"user:{self._password}@" if self._password else ""
         return f"{scheme}://{secret}127.0.0.1:{self.port}"
@@ -122,7 +122,7 @@ class ProxyServer:
         assert task is not None
         self._tasks.add(task)
         try:
-            # Cancelled only when the server closes: there is nobody left to tell.
+            # Cancelled only when the server closes.
             with suppress(OSError, asyncio.IncompleteReadError, ValueError, IndexError, asyncio.CancelledError):
                 await self._talk(reader, writer)
         finally:
@@ -157,7 +157,7 @@ class ProxyServer:
             answer = (await far_reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             line, *said = answer[:-4].split("\r\n")
             length = _length(said)
-            # One request a connection: the next one may be for another host.
+            # One request per connection: the next one may be for another host.
             writer.write(_rewritten(line, said))
             writer.write(await (far_reader.read() if length is None else far_reader.readexactly(length)))
             await writer.drain()
@@ -221,7 +221,7 @@ def _length(fields: list[str]) -> int | None:
 
 
 async def _join(near: Ends, far: Ends) -> None:
-    """Carry bytes both ways until both sides are done."""
+    """Forward bytes in both directions until both sides close."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -248,20 +248,20 @@ CommandFault = Literal["", "cut", "mute"]
 
 
 class FaultyProxy:
-    """A TCP proxy in a thread of its own, before a server that may be away; `port` is where clients connect.
+    """A TCP proxy in its own thread that injects faults; clients connect to `port`.
 
-    `refuse`: nobody listens. `reset` and `hang up`: connections are taken and ended at once. `silent`: they are taken,
-    and nothing passes, neither on new ones nor on those that are open. `lose` ends one connection after the server has
-    run a message, without its answer."""
+    `refuse`: nothing listens. `reset` and `hang up`: connections are accepted and closed at once. `silent`: connections
+    are accepted, but no data passes, on new or on open ones. `lose` closes one connection after the server has
+    processed a message, without forwarding the reply."""
 
     def __init__(self, port: int) -> None:
         self.server_port = port
-        """Where new connections lead; those that are open stay where they are."""
+        """Target port of new connections; open ones keep theirs."""
         self.port = 0
         self.faults = 0
-        """How many connections were taken and ended, and how many commands met a fault."""
+        """Number of connections and commands that met a fault."""
         self.lose = b""
-        """The answer to the next message that contains this is lost, with its connection; then it is empty again."""
+        """The reply to the next message that contains this is lost with its connection; reset to empty afterwards."""
         self._fault: Fault = ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -288,16 +288,16 @@ class FaultyProxy:
         self._loop.close()
 
     def lead(self, port: int) -> None:
-        """End all connections; new ones lead to another port, whatever the fault was."""
+        """Close all connections, clear the fault, and forward new connections to another port."""
         self.server_port = port
         self.fail("")
 
     def fail(self, fault: Fault) -> None:
-        """Have the server be away like this from now on; only `silent` leaves connections open."""
+        """Inject this fault from now on; only `silent` leaves connections open."""
         self._do(self._break(fault))
 
     def cut_all(self) -> None:
-        """End every connection at once."""
+        """Close all connections."""
         self._loop.call_soon_threadsafe(self._abort)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -337,7 +337,7 @@ class FaultyProxy:
     async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         if self._fault in ("reset", "hang up"):
             self.faults += 1
-            # To close answers with FIN, to abort with RST where something was received.
+            # Closing sends FIN; aborting sends RST if data was received.
             client.close() if self._fault == "hang up" else client.transport.abort()
             return
         self._open.add(client)
@@ -382,11 +382,11 @@ class FaultyProxy:
 
 
 class FaultyRedisProxy(FaultyProxy):
-    """The same before a Redis server, command by command.
+    """A faulty proxy for a Redis server, per command.
 
-    Every `every`-th command meets the `fault`: `cut` ends the connection before the server sees it, `mute` after the
-    server has run it, without its answer. An `error` is the answer to all commands but those of a greeting. Each answer
-    waits for `latency_seconds`, and `rewrite` may put other bytes in its place. All of it may be changed at any time.
+    Every `every`-th command meets the `fault`: `cut` closes the connection before the server gets the command, `mute`
+    after the server has run it, without the reply. `error` replies to all commands except those of a greeting. Each
+    reply is delayed by `latency_seconds`, and `rewrite` can replace it. All attributes can be changed at any time.
     """
 
     GREETINGS = (b"HELLO", b"AUTH", b"CLIENT", b"SELECT", b"PING")
@@ -425,7 +425,7 @@ class FaultyRedisProxy(FaultyProxy):
 
 
 class _Link:
-    """One client's connection and ours to the server."""
+    """A client's connection, and the proxy's connection to the server."""
 
     def __init__(
         self,
@@ -442,7 +442,7 @@ class _Link:
 
 
 async def _read_command(reader: asyncio.StreamReader) -> bytes:
-    """The bytes of one command: an array of strings."""
+    """Read the bytes of one command, an array of strings."""
     head = await reader.readuntil(b"\r\n")
     parts = [head]
     for _ in range(int(head[1:])):

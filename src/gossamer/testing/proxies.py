@@ -1,4 +1,4 @@
-"""Alias of `gossamer.testing.network`, kept for tests that start proxies by this name."""
+"""Deprecated alias of `gossamer.testing.network`."""
 
 from gossamer.testing.network import ProxyServer, SocksServer
 

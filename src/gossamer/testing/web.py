@@ -1,4 +1,4 @@
-"""The simulated web by the name that tests of spiders import."""
+"""Public alias of the simulated web, for tests of spiders."""
 
 from gossamer.lab.simweb.process import SimWeb
 

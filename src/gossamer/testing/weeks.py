@@ -1,4 +1,4 @@
-"""Twelve weeks of a continuous crawl on any frontier, in virtual time, and what must have come of them."""
+"""A continuous crawl of twelve weeks on any frontier, in virtual time, with checks of its revisits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Tell = Callable[[float], Awaitable[None]]
 """Sets a store's clock to an epoch time."""
 
 SLACK = 600.0
-"""Seconds by which a visit may be late: the site's delay, once for each page before it, and the commit."""
+"""Allowed lateness of a visit in seconds: one delay for each page before it, and the commit."""
 LIVES = ((3.4 * WEEK, 0), (6.5 * WEEK, 30), (12 * WEEK - DAY, 0))
-"""When the worker of a life is killed, in seconds and so many visits after that: amid a quiet time, amid a hundred
-visits, and when the twelve weeks are over."""
+"""When the worker is killed, in seconds and further visits: during a quiet time, during a hundred visits, and at the
+end of the twelve weeks."""
 DEAD, BACK = "/p3", 5 * WEEK
-"""A page that is not there until some time."""
+"""A page that does not exist at first."""
 
 
 def settings(**values: Any) -> Settings:
-    """Settings for months in virtual time: long leases, so that few renewals are to be lived through."""
+    """Settings for months in virtual time, with long leases, so that few renewals have to be simulated."""
     return Settings(
         **{
             "recrawl": "table",
@@ -131,9 +131,9 @@ async def live(
 
 
 def check_table(web: ChangingWeb, *, kills: Sequence[float] = (), late: float = 0.0) -> None:
-    """The visits of every page follow the table, each by so much later than the last as it says, or `late` at most.
+    """Check that the intervals between visits of every page follow the table, with at most `late` seconds of delay.
 
-    A page that was under way at a kill may have been fetched twice, and waits for the lease of the dead worker."""
+    A page that was being fetched at a kill may be fetched twice, after the dead worker's lease."""
     for url in (*web.seeds, *web.changes):
         table = [2, 4, 1, 1, 1, 1, 1] if url.endswith(DEAD) else [1] * 11
         times = web.times(url)
@@ -148,7 +148,7 @@ def check_table(web: ChangingWeb, *, kills: Sequence[float] = (), late: float = 
 
 
 def check_freshness(web: ChangingWeb, predicted: float | None) -> None:
-    """The copies are as fresh as was predicted, within a tenth."""
+    """Check that the freshness is within a tenth of the prediction."""
     measured = web.freshness(5 * WEEK, web.now)
     assert predicted is not None
     assert abs(predicted - measured) <= 0.1 * measured, (predicted, measured)
