@@ -172,10 +172,10 @@ class _Opened(NamedTuple):
 
 
 def measure_store(url: str, *, known: int, pages: int, pid: int = 0) -> StoreCost:
-    """The frontier at this address, or the embedded one where it is empty.
+    """Measure the frontier at this address, or the embedded one if the address is empty.
 
-    `pid` is the server's process if it is ours, for databases that do not tell their CPU time; else that is the time
-    that they were waited for, which is too much by the way there. Jobs of its own are made, and taken away."""
+    For databases that do not report their CPU time, pass the server's process as `pid`; otherwise the time of the
+    calls is used, which includes the network. Creates temporary jobs, and deletes them."""
     # Measure each in a new process: otherwise, reused memory would hide growth.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         queued, done, client, server = pool.submit(_run, "visit", url, known, pages, pid).result()

@@ -1,4 +1,4 @@
-"""Virtual time: an event loop whose clock jumps to the next timer, and processes that live and die in it."""
+"""Virtual time: an asyncio event loop whose clock jumps to the next timer, and simulated processes in it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _STEP_SECONDS = 1e-6
 START_EPOCH = 1_767_225_600.0
-"""The first second of 2026."""
+"""Start of 2026, in epoch seconds."""
 
 
 class LoopClock:
-    """A clock that reads the time of the running loop: virtual inside `run`."""
+    """A clock that returns the time of the running loop: virtual inside `run`."""
 
     def __init__(self, epoch: float = START_EPOCH) -> None:
         self._epoch = epoch
@@ -31,7 +31,7 @@ class LoopClock:
 
 
 class _Jumping(selectors.BaseSelector):
-    """A selector that does not sleep: it moves the loop's time on instead, unless something real is under way."""
+    """A selector that advances the loop's time instead of sleeping, unless real work is in progress."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._real = selectors.DefaultSelector()
@@ -39,14 +39,14 @@ class _Jumping(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self._loop.is_closed_in and timeout is not None and not self._loop.busy:
-            # A step takes time, as it does outside: who waits for less than a timer can tell would wait for ever.
+            # A step takes time, as in real time: otherwise a wait below the timer's resolution would never end.
             self._loop.jump(max(_STEP_SECONDS, timeout))
             return []
         if timeout is None or timeout <= 0:
             return self._real.select(timeout)
         if self._loop.busy:
             return self._real.select(None)
-        # What is done over sockets may sleep before it tries again: then time passes as it does outside.
+        # Code that uses sockets may sleep before a retry: then time passes as in real time.
         ready = self._real.select(timeout if self._loop.calling else self._loop.grace_seconds)
         if not ready:
             self._loop.jump(timeout)
@@ -72,13 +72,13 @@ class _Jumping(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """All of asyncio in virtual time: sleeps, timeouts, timers.
+    """An asyncio event loop in virtual time: sleeps, timeouts, and timers.
 
-    Work in threads is waited for, and so are calls over sockets that are made with `patiently`. Other answers are
-    waited for `grace_seconds` of real time before a jump, and `before_jump` is told its length."""
+    Time stands still during work in threads and during socket calls made with `patiently`. The loop waits
+    `grace_seconds` of real time for other replies before a jump, and calls `before_jump` with its length."""
 
     is_closed_in = False
-    """Whether nothing comes from outside, so that looking for it is a waste of time."""
+    """Whether there is no input from outside, so that polling for it can be skipped."""
 
     def __init__(
         self, *, start: float = 0.0, grace_seconds: float = 0.0, before_jump: Callable[[float], None] | None = None
@@ -89,14 +89,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.calling = 0
         self._before_jump = before_jump
         super().__init__(_Jumping(self))
-        # Months are too large for nanoseconds: a timer that is missed by the last digit would never fire.
+        # Floats cannot represent months with nanosecond precision: a timer missed by the last digit would never fire.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self._now
 
     def jump(self, seconds: float) -> None:
-        """Move the time on."""
+        """Advance the time."""
         if self._before_jump is not None:
             self._before_jump(seconds)
         self._now += seconds
@@ -112,7 +112,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 async def patiently(call: Awaitable[T]) -> T:
-    """The answer to a call over sockets: meanwhile virtual time stands still."""
+    """Await a socket call while virtual time stands still."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualLoop):
         return await call
@@ -124,7 +124,7 @@ async def patiently(call: Awaitable[T]) -> T:
 
 
 def run(main: Coroutine[Any, Any, T], *, start: float = 0.0, **options: Any) -> T:
-    """Run a coroutine in virtual time, which begins at `start`."""
+    """Run a coroutine in virtual time, starting at `start`."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(start=start, **options)) as runner:
         return runner.run(main)
 
@@ -133,20 +133,20 @@ Step = tuple[list[asyncio.Handle], Callable[..., Any], tuple[Any, ...], Context]
 
 
 class Life:
-    """A process: all that is started in its context stands still while it is frozen, as after SIGSTOP or SIGKILL.
+    """A simulated process: all tasks in its context stop while it is frozen, as after SIGSTOP or SIGKILL.
 
-    Nothing of it runs then, no `finally` either. `fates` are what befalls it, by the number of its step."""
+    Nothing runs then, not even `finally` blocks. `fates` are the faults to inject, by the number of the step."""
 
     def __init__(self, name: str, loop: SimulatedLoop, fates: dict[int, Callable[[Life], None]] | None = None) -> None:
         self.name = name
         self.ended: asyncio.Future[bool] = loop.create_future()
-        """True when it was killed, False when its task has come to an end."""
+        """Set to True when it is killed, and to False when its task ends."""
         self.cut_until = 0.0
-        """Until then it is cut off from the frontier."""
+        """Time until which it is disconnected from the frontier."""
         self.in_hand: Callable[[], int] = lambda: 0
-        """How many requests it has leased and not settled."""
+        """Number of requests that it has leased and not completed."""
         self.handling = 0
-        """The key of the page that kills it."""
+        """Key of the page that crashes it."""
         self.context = Context()
         self.context.run(LIFE.set, self)
         self._loop = loop
@@ -158,7 +158,7 @@ class Life:
 
     @property
     def lived(self) -> float:
-        """Seconds in which it was neither frozen nor dead."""
+        """Seconds in which it was running."""
         return (self._frozen_at if self._frozen else self._loop.time()) - self._began_at
 
     @property
@@ -170,11 +170,11 @@ class Life:
         return self.cut_until > self._loop.time()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something as this process."""
+        """Start a task in this process."""
         return self._loop.create_task(work, context=self.context)
 
     def step(self, handle: list[asyncio.Handle], call: Callable[..., Any], args: tuple[Any, ...], on: Context) -> None:
-        """Make one step, or keep it while frozen."""
+        """Run one step, or queue it while frozen."""
         if not self._frozen and not self._loop.over:
             self._steps += 1
             if fate := self._fates.get(self._steps):
@@ -182,23 +182,23 @@ class Life:
         if self._frozen and not self._loop.over:
             self._kept.append((handle, call, args, on))
         else:
-            # The handle holds this list, and the list the handle: apart they go at once, without the garbage collector.
+            # The handle and this list reference each other: break the cycle, so that both are freed without the GC.
             handle.clear()
             call(*args)
 
     def kill(self) -> None:
-        """Nothing of it happens any more."""
+        """Kill it: none of its tasks runs again."""
         self._freeze()
         if not self.ended.done():
             self.ended.set_result(True)
 
     def end(self) -> None:
-        """It has come to its end by itself."""
+        """Record its normal end."""
         if not self.ended.done():
             self.ended.set_result(False)
 
     def pause(self, seconds: float) -> None:
-        """Stand still for so long."""
+        """Freeze it for some seconds."""
         self._freeze()
         self._loop.call_later(seconds, self._resume, context=Context())
 
@@ -211,7 +211,7 @@ class Life:
             self.thaw()
 
     def thaw(self) -> None:
-        """Make the steps that were kept."""
+        """Run the queued steps."""
         if self._frozen:
             self._frozen = False
             self._began_at += self._loop.time() - self._frozen_at
@@ -225,11 +225,11 @@ LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
 
 
 class SimulatedLoop(VirtualLoop):
-    """Virtual time, in which every step belongs to a life or to the world outside."""
+    """A virtual loop in which every step belongs to a simulated process or to the environment."""
 
     is_closed_in = True
     over = False
-    """Once it is, the dead may rise, so that their tasks can be cancelled."""
+    """Set at the end, when tasks of dead processes run again so that they can be canceled."""
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         context = copy_context() if context is None else context
@@ -254,13 +254,13 @@ class SimulatedLoop(VirtualLoop):
 
 
 def give_up(reply: asyncio.Future[Any], error: Exception) -> None:
-    """End a wait with an error, unless it has ended: cheaper than a timeout, of which a large world has millions."""
+    """Fail a pending future; cheaper than a timeout, of which a large simulation has millions."""
     if not reply.done():
         reply.set_exception(error)
 
 
 class LifeClock:
-    """The clock of one process: its day is wrong by `skew_seconds`, and its seconds are too long or too short."""
+    """The clock of one process: wall time is off by `skew_seconds`, and the rate is off by `drift`."""
 
     def __init__(self, loop: SimulatedLoop, *, epoch: float, skew_seconds: float = 0.0, drift: float = 0.0) -> None:
         self._loop = loop

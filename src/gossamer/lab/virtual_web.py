@@ -1,4 +1,4 @@
-"""A web in virtual time, without sockets: scripted sites, and sites that change."""
+"""A web in virtual time, without sockets: scripted sites, and sites with changing pages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
 Reply = int | bytes | FetchError | tuple[int, Mapping[str, str]] | None
-"""A status, a body, an error, a status with headers, or None for the page as it is."""
+"""A status, a body, an error, a status with headers, or None for the default page."""
 Script = Callable[[str, str, float], Reply]
-"""What a host answers to a path at a time."""
+"""Returns the reply of a host to a path at a time."""
 
 
 class ScriptedHit(NamedTuple):
-    """One request, as the stage saw it."""
+    """One request to the stage."""
 
     at: float
     host: str
@@ -35,7 +35,7 @@ class ScriptedHit(NamedTuple):
 
 
 class Stage:
-    """Hosts a.test, b.test, ... as `pages` names them: their first page links to /1, /2, ... as many as it says."""
+    """Hosts a.test, b.test, ...: the first page of each links to /1, /2, ..., as many as `pages` sets for it."""
 
     def __init__(self, clock: Clock, pages: Mapping[str, int], script: Script, *, seconds_each: float = 0.0) -> None:
         self._clock = clock
@@ -44,14 +44,14 @@ class Stage:
         self._seconds_each = seconds_each
         self._started_at = clock.monotonic()
         self.asked: list[ScriptedHit] = []
-        """Requests for pages; those for robots.txt are answered and not listed."""
+        """Requests for pages, without those for robots.txt."""
 
     def middleware(self, _: Fetch) -> Fetch:
-        """Answers in place of the network."""
+        """Middleware that replies instead of the network."""
         return self.fetch
 
     async def fetch(self, request: Request) -> Response:
-        """The answer, or the fault, of this moment."""
+        """Return the response, or raise the fault, for the current time."""
         host, path = urls.host_port(request.url), urls.path_query(request.url)
         at = self._clock.monotonic() - self._started_at
         reply = self._script(host, path, at)
@@ -81,11 +81,11 @@ class Stage:
         return f"<title>{host}{path}</title>".encode() + b"".join(b'<a href="/%d">x</a>' % link for link in links)
 
     def times(self, host: str) -> list[float]:
-        """When a host was asked for pages."""
+        """Times of the requests for pages to a host."""
         return [asked.at for asked in self.asked if asked.host == host]
 
     def paths(self, host: str) -> set[str]:
-        """What a host was asked for."""
+        """Paths requested from a host."""
         return {asked.path for asked in self.asked if asked.host == host}
 
 
@@ -97,7 +97,7 @@ def play(
     seconds_each: float = 0.0,
     **settings: Any,
 ) -> tuple[Stage, RunSummary]:
-    """Crawl a stage in virtual time, to the end."""
+    """Crawl a stage in virtual time until the crawl finishes."""
 
     async def crawl() -> tuple[Stage, RunSummary]:
         clock = LoopClock()
@@ -114,7 +114,7 @@ WEEK = 7 * DAY
 
 
 class ChangingHit(NamedTuple):
-    """One request for a page: when, what was asked for, what was answered, and the version that the client has now."""
+    """One request for a page: time, URL, status, and the version that the client has afterwards."""
 
     at: float
     url: str
@@ -124,11 +124,11 @@ class ChangingHit(NamedTuple):
 
 
 class ChangingWeb:
-    """Sites s0.test, s1.test, ... whose first page links to /p0, /p1, ...; each page changes at a rate of its own.
+    """Sites s0.test, s1.test, ... whose first page links to /p0, /p1, ...; each page changes at its own rate.
 
-    Changes are a Poisson process that follows from the seed. Pages have an ETag where their number is even; the markup
-    around the text, with a new menu and a new advertisement, is different in every answer. `answers` may say
-    something else for a path: a status, or None for the page as it is."""
+    Changes are a Poisson process derived from the seed. Pages with an even number have an ETag; the markup around the
+    text, with a menu and an advertisement, differs in every response. `answers` can return another reply for a path: a
+    status, or None for the default page."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ChangingWeb:
         self._awaited: list[tuple[int, asyncio.Future[None]]] = []
         self.seeds = [f"http://s{site}.test/" for site in range(sites)]
         self.changes: dict[str, list[float]] = {}
-        """URL -> when it changes, in seconds since the start."""
+        """URL -> times of its changes, in seconds since the start."""
         for site in range(sites):
             for page in range(pages):
                 draw, at, times = random.Random(f"{seed}/{site}/{page}"), 0.0, []
@@ -164,15 +164,15 @@ class ChangingWeb:
         return self._clock.epoch() - self._started_at
 
     def version(self, url: str, at: float) -> int:
-        """How often a page has changed until then."""
+        """Number of changes of a page until a time."""
         return bisect_right(self.changes.get(url, []), at)
 
     def middleware(self, _: Fetch) -> Fetch:
-        """Answers in place of the network."""
+        """Middleware that replies instead of the network."""
         return self.fetch
 
     async def fetch(self, request: Request) -> Response:
-        """The answer of this moment."""
+        """Return the response for the current time."""
         path = urls.path_query(request.url)
         if path == "/robots.txt":
             return self._response(request, 404)
@@ -190,7 +190,7 @@ class ChangingWeb:
         return self._response(request, status, headers, self._body(path, version) if status == 200 else b"")
 
     async def more(self, hits: int) -> None:
-        """Wait for so many more requests."""
+        """Wait for some more requests."""
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited.append((len(self.hits) + hits, reached))
         await reached
@@ -219,11 +219,11 @@ class ChangingWeb:
         )
 
     def times(self, url: str) -> list[float]:
-        """When a page was asked for, in seconds since the start."""
+        """Times of the requests for a page, in seconds since the start."""
         return [hit.at for hit in self.hits if hit.url == url]
 
     def freshness(self, start: float, end: float) -> float:
-        """The share of pages and time between two moments in which the last copy that was got is up to date."""
+        """Freshness between two times: the share of pages and time in which the last fetched copy is up to date."""
         seen: dict[str, list[tuple[float, int]]] = {}
         for hit in self.hits:
             if hit.status in (200, 304):

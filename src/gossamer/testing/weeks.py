@@ -55,10 +55,10 @@ def changing_web(clock: LoopClock) -> ChangingWeb:
 
 
 class Patient:
-    """A frontier during whose calls virtual time stands still.
+    """A frontier whose calls take no virtual time.
 
-    With `tell`, which sets the clock of a store before each call, its worker is the only one there is: it is idle until
-    it has done something itself, or something is due."""
+    `tell` sets the clock of a store before each call. It requires a single worker, which is idle until it has done
+    something itself or something is due."""
 
     def __init__(self, frontier: Frontier, clock: LoopClock, tell: Tell | None = None) -> None:
         self._frontier = frontier

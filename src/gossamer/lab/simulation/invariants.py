@@ -1,4 +1,4 @@
-"""The invariants of a run that is over, judged from the servers' log and from what the stores hold."""
+"""Invariants of a finished run, checked against the servers' log and the contents of the stores."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gossamer.model import Counts, Record
 
 _SLACK_SECONDS = 0.002
 _HELD_UP_SECONDS = 60.0
-"""What may lie between a look at the rules and the request that they allow: others of the worker are in its way."""
+"""Maximum time between the check of robots.txt and the request that it allows, while the worker is busy."""
 
 
 class Evidence:
-    """What is left of a run."""
+    """The data of a finished run."""
 
     def __init__(
         self, scenario: Scenario, web: SimulatedWeb, witness: Witness, journal: KeptJournal | Journals
@@ -29,16 +29,16 @@ class Evidence:
         self.journal = journal
         self.counts = Counts()
         self.records: list[list[Record]] = []
-        """Of each file."""
+        """Records of each file."""
         self.in_flight = 0
-        """Requests in the hands of workers, summed over all that befell these."""
+        """Requests in progress, summed over all faults of workers."""
         self.repaired: set[int] = set()
-        """Keys of pages whose records were lost, and which were queued again."""
+        """Keys of pages that were queued again because their records were lost."""
         self.unhurt: dict[str, bool] = {}
-        """Worker -> whether nothing ever befell it."""
+        """Worker -> whether it had no faults."""
 
     def is_cut_short(self, spec: SiteSpec, stored: Counter[str]) -> bool:
-        """Whether a limit of the settings, or the end of the run, came before the end of a site's pages."""
+        """Whether a limit, or the end of the run, was reached before all pages of a site were fetched."""
         if self.scenario.seconds:
             return True
         settings = self.scenario.settings
@@ -47,7 +47,7 @@ class Evidence:
 
 
 def violations(evidence: Evidence) -> Iterator[str]:
-    """What must not be, in words that begin with the number of the promise."""
+    """The violated invariants; each message begins with the number of the promise."""
     yield from evidence.witness.faults
     yield from _ended(evidence)
     yield from _complete(evidence)
@@ -63,7 +63,7 @@ def violations(evidence: Evidence) -> Iterator[str]:
 
 
 def _ended(evidence: Evidence) -> Iterator[str]:
-    """I2, P7: nothing is left, all that is known has come to an end, and what was acknowledged is there."""
+    """I2, P7: nothing is left, every known URL is completed, and acknowledged outcomes are present."""
     counts, scenario, journal = evidence.counts, evidence.scenario, evidence.journal
     by_pages = scenario.settings.max_pages is not None and counts.stored >= scenario.settings.max_pages
     is_left = counts.leased or (not by_pages and (counts.queued or counts.delayed))
@@ -80,7 +80,7 @@ def _ended(evidence: Evidence) -> Iterator[str]:
 
 
 def _complete(evidence: Evidence) -> Iterator[str]:
-    """I1, P3, P10: every page that can be had is done, or was parked after it had cost enough workers."""
+    """I1, P3, P10: every fetchable page is done, or was parked after it crashed enough workers."""
     scenario, journal = evidence.scenario, evidence.journal
     most = scenario.settings.max_deliveries
     last = {row.number: row.status for row in journal.outcomes()}
@@ -117,13 +117,13 @@ def _complete(evidence: Evidence) -> Iterator[str]:
 
 
 def stored_by_host(journal: KeptJournal | Journals) -> Counter[str]:
-    """How many visits were stored of each site."""
+    """Number of stored visits per site."""
     requests = journal.requests()
     return Counter(requests[row.number].site for row in journal.outcomes() if row.status in (DONE, FAILED))
 
 
 def _repeats(evidence: Evidence) -> Iterator[str]:
-    """I3, P1, P2: a page is asked for once a delivery; more of these are owed to retries, revisits and faults."""
+    """I3, P1, P2: a page is requested once per delivery; only retries, revisits, and faults add deliveries."""
     settings, journal = evidence.scenario.settings, evidence.journal
     settled: dict[int, list[float]] = {}
     retried: Counter[int] = Counter()
@@ -143,7 +143,7 @@ def _repeats(evidence: Evidence) -> Iterator[str]:
         is_early = any(after - before < settings.revisit_seconds for before, after in pairwise(visits))
         if is_early and request.key not in evidence.repaired:
             yield f"P1: {request.url} was settled {len(visits)} times"
-        # In a crawl without an end, one more visit is under way.
+        # In a continuous crawl, one more visit may be in progress.
         if retried[number] > (settings.tries - 1) * max(1, len(visits) + bool(settings.recrawl)):
             yield f"tries: {request.url} was tried {retried[number] + 1} times"
         deliveries = evidence.witness.deliveries[request.key]
@@ -155,7 +155,7 @@ def _repeats(evidence: Evidence) -> Iterator[str]:
 
 
 def _stored(evidence: Evidence) -> Iterator[str]:
-    """I6, budgets: each page that is settled has its record, none has two that count, and none are too many."""
+    """I6, budgets: each completed page has one record that counts, and no limit is exceeded."""
     settings = evidence.scenario.settings
     stored = stored_by_host(evidence.journal)
     if settings.max_pages is not None and stored.total() > settings.max_pages:
@@ -183,7 +183,7 @@ def _stored(evidence: Evidence) -> Iterator[str]:
 
 
 def _polite(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Iterator[str]:
-    """I4, P5: never two requests closer than the delay, and never two at once by workers that are well."""
+    """I4, P5: no two requests are closer than the delay, and healthy workers never send two at once."""
     delay = evidence.scenario.settings.delay or 0.0
     for before, after in pairwise(hits):
         asks = spec.crawl_delay if spec.robots != "none" and after.path != "/robots.txt" else 0.0
@@ -199,11 +199,11 @@ def _polite(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Itera
 
 
 def _obedient(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Iterator[str]:
-    """I5: nothing before robots.txt, nothing that it forbids, and nothing that it has forbidden for long enough."""
+    """I5: no request before robots.txt, and none that robots.txt disallows, or has disallowed for long enough."""
     scenario = evidence.scenario
     if hits[0].path != "/robots.txt":
         yield f"I5: {spec.host} was asked for {hits[0].path} before its robots.txt"
-    # A clock that is an hour behind finds the rules good for an hour more; one that is further off asks again.
+    # With a clock that is an hour behind, the rules are valid for an hour more; beyond that they are fetched again.
     known_by = spec.closes_at + scenario.settings.robots_seconds + min(2 * scenario.skew_seconds, 3600.0)
     known = False
     for hit in hits:

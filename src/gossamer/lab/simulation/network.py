@@ -1,4 +1,4 @@
-"""The simulated network between a worker and its frontier: calls are late, repeated, or lost."""
+"""The simulated network between a worker and its frontier: calls can be late, duplicated, or lost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CALL_PATIENCE_SECONDS = 3.0
 _LOOK_SECONDS = 120.0
-"""An idle worker asks again after this time, since news may get lost like anything else."""
+"""An idle worker polls again after this time, because notifications can be lost."""
 
 
 class Server:
-    """The process that has the frontier, as others reach it."""
+    """The endpoint of the process that runs the frontier."""
 
     def __init__(self, frontier: EmbeddedFrontier | OpenShard, store: Store | None, life: Life) -> None:
         self.frontier = frontier
@@ -37,7 +37,7 @@ class Server:
 
 
 class LossyLink:
-    """A frontier and a store as one worker sees them from afar."""
+    """A remote frontier and store, as seen by one worker over the faulty network."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LossyLink:
         self._loss = loss
         self._troubled = troubled
         self._left = {} if left is None else left
-        """Token -> how many requests are left of its lease; of all links of a worker."""
+        """Token -> number of requests left in its lease, for all links of a worker."""
         life.in_hand = lambda: sum(self._left.values())
 
     async def add(self, requests: Sequence[Request]) -> int:
@@ -68,10 +68,10 @@ class LossyLink:
         async def lease(server: Server) -> Grant:
             ready, asked_at = await self._witness.ready_sites(server.frontier), asyncio.get_running_loop().time()
             grant = await server.frontier.lease(limit, batch=batch, seconds=seconds, worker=self._life.name, **how)
-            # A server that stood still meanwhile hands out what has expired, and what others may have by now.
+            # A server that was paused leases again what has expired, which other workers may have by now.
             is_late = asyncio.get_running_loop().time() >= asked_at + seconds
             self._witness.granted(grant, ready, is_late=is_late)
-            # From now on, not from when the worker hears of it: what befalls it in between makes it late.
+            # Count from now, not from the arrival of the reply: a fault in between makes the worker late.
             on_the_way.update({lease.token: len(lease.requests) for lease in grant.leases})
             if is_awaited:
                 self._left.update(on_the_way)
@@ -126,7 +126,7 @@ class LossyLink:
         pass
 
     async def ask(self, call: Callable[[OpenShard], Coroutine[Any, Any, T]]) -> T:
-        """What a shard answers to those who move it."""
+        """The shard's reply to the process that moves it."""
         return await self._call(lambda server: call(_shard(server)))
 
     async def _settle(self, outcomes: Sequence[Outcome], call: Callable[[Server], Awaitable[Receipt]]) -> Receipt:
@@ -150,7 +150,7 @@ class LossyLink:
         patience: float = _CALL_PATIENCE_SECONDS,
         rings_off: bool = False,
     ) -> T:
-        """What the frontier answers; whoever `rings_off` takes the call back when it gives up waiting."""
+        """The frontier's reply; with `rings_off`, the caller cancels the call when it stops waiting."""
         loop, chance, server = asyncio.get_running_loop(), self._chance, self._server()
         there, back = chance.uniform(0.0005, 0.05), chance.uniform(0.0005, 0.05)
         lost, again = "", 0.0
@@ -182,8 +182,8 @@ class LossyLink:
             if lost == "twice":
                 loop.call_later(again, lambda: server.life.start(call(server)))
 
-        # Timers in place of a task that sleeps: of these calls there are millions in a large world. The frontier's own
-        # process does them, whatever becomes of the caller meanwhile.
+        # Timers instead of a sleeping task: a large simulation makes millions of these calls. The frontier's process
+        # executes them, even if the caller dies meanwhile.
         under_way = loop.call_later(there, arrive, context=server.life.context)
         patient = loop.call_later(patience, give_up, reply, Unavailable("the frontier does not answer"))
         try:
@@ -195,7 +195,7 @@ class LossyLink:
 
 
 class ShardLink(LossyLink):
-    """One shard as a worker of a fleet sees it: as much of the protocol `Shard` as an engine asks for."""
+    """One shard as seen by a worker of a fleet: the part of the protocol `Shard` that an engine uses."""
 
     def __init__(self, number: int, servers: Servers, life: Life, witness: Witness, **how: Any) -> None:
         super().__init__(life, self._reach, witness, name=f"/{number}", **how)
@@ -219,7 +219,7 @@ class ShardLink(LossyLink):
         over_quota: bool = True,
         handed_elsewhere: int = 0,
     ) -> ShardGrant:
-        """As `Shard.lease_shard` does, in a world of one region and no quota."""
+        """Like `Shard.lease_shard`, with one region and no quota."""
         grant = await self.lease(limit, batch=batch, seconds=seconds, suspects=suspects, over_quota=over_quota)
         return ShardGrant(grant, lost=self._servers.machines[self.server].journals[self._number].has_losses)
 
@@ -258,7 +258,7 @@ class ShardLink(LossyLink):
         pass
 
     async def _call(self, call: Callable[[Server], Coroutine[Any, Any, T]], **how: Any) -> T:
-        """As any call; whoever learns that the shard is elsewhere looks for it there the next time."""
+        """Like any call; if the shard has moved, the next call goes to its new server."""
         asked = self.server
         try:
             return await super()._call(call, **how)

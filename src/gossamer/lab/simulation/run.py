@@ -1,4 +1,4 @@
-"""One run of the simulation: real engines on a real frontier, and what befalls them."""
+"""One run of the simulation: real engines on a real frontier, with injected faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gossamer.lab.virtual_time import START_EPOCH, Life, LifeClock, SimulatedLoo
 from gossamer.model import Counts
 
 _LONGEST_SECONDS = 86_400.0
-"""No crawl of these sizes takes so long, whatever befalls it."""
+"""Time limit of a run, far above what a crawl of this size takes under any fault."""
 
 
 _SEEDS_AT_ONCE = 10_000
@@ -45,29 +45,29 @@ Fate = Callable[[Life], None]
 
 
 class Report(NamedTuple):
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     violations: tuple[str, ...]
     digest: str
-    """Of all that happened, with its times: equal runs have equal ones."""
+    """Digest of all events with their times: identical runs have the same one."""
     seconds: float
-    """Virtual ones."""
+    """Virtual seconds."""
     pages: int
     requests: int
     befell: Counter[str]
 
 
 def simulate(scenario: Scenario) -> Report:
-    """Run a scenario and judge it. The same scenario gives the same report, in every process."""
+    """Run a scenario and check its invariants. The same scenario gives the same report in every process."""
     level, state, collects = logging.root.manager.disable, random.getstate(), gc.get_threshold()
     logging.disable(logging.CRITICAL)
-    # A large world is millions of objects that stay, and hardly any cycles: looking for those took a third of its time.
+    # A large simulation has millions of long-lived objects and few cycles: the GC took a third of the time.
     gc.set_threshold(100_000, 20, 100)
-    # The engine's own jitter is drawn from here.
+    # The engine draws its jitter from this generator.
     random.seed(scenario.seed)
     loop = SimulatedLoop()
-    # What the dead leave behind is not worth the words.
+    # Do not report what dead processes leave behind.
     loop.set_exception_handler(lambda _loop, _context: None)
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -79,7 +79,7 @@ def simulate(scenario: Scenario) -> Report:
 
 
 class Simulation:
-    """Everything that a scenario has, while it runs."""
+    """A running scenario: servers, workers, network, web, and faults."""
 
     def __init__(self, scenario: Scenario, loop: SimulatedLoop) -> None:
         self._scenario = scenario
@@ -106,10 +106,10 @@ class Simulation:
         }
         self._seeded_at = float("inf")
         self._has_forgotten: set[str] = set()
-        """Servers that have."""
+        """Servers that have lost data."""
         self._sinks: dict[str, KeptSink] = {}
         self._on_the_way: set[int] = set()
-        """Shards that somebody moves."""
+        """Shards that are being moved."""
         self._reached = 0
         self._has_ended = False
         self._up = asyncio.Event()
@@ -129,7 +129,7 @@ class Simulation:
             self._over.set_result("I3: the same is asked for again and again")
 
     async def run(self) -> Report:
-        """The whole crawl; then everybody is laid to rest."""
+        """Run the whole crawl, and then end all processes."""
         try:
             return await self._run()
         finally:
@@ -176,7 +176,7 @@ class Simulation:
         )
 
     async def _crawl(self) -> list[str]:
-        """Let workers come until the job is finished; what went wrong with that."""
+        """Start workers until the job is finished; returns the errors."""
         ends = self._loop.time() + (self._scenario.seconds or _LONGEST_SECONDS)
         while True:
             crawl = asyncio.gather(*(self._slot(number) for number in range(self._scenario.workers)))
@@ -197,9 +197,9 @@ class Simulation:
                 return []
 
     async def _is_resumed(self, servers: Servers) -> bool:
-        """Whether somebody starts workers again: a server has forgotten what had been finished, or results are lost."""
+        """Whether workers must be started again, because a server has lost finished work or results are lost."""
         if self._left["forget"] and self._chance.random() < 0.5:
-            # What is finished is so for good, whatever is forgotten afterwards.
+            # A finished job stays finished, whatever is lost afterwards.
             self._left["forget"] -= 1
             self._fail(self._chance.choice(list(servers.machines.values())).life, "takeover")
         is_finished = (await self._counts()).finished
@@ -208,7 +208,7 @@ class Simulation:
             self._evidence.repaired |= found
             is_finished = not found
         self._witness.is_finished = self._witness.is_finished and is_finished
-        # Otherwise it was said too early.
+        # Otherwise the job was reported as finished too early.
         self._has_ended = is_finished or self._witness.is_finished
         return not self._has_ended
 
@@ -228,13 +228,13 @@ class Simulation:
                 await asyncio.sleep(1.0)
 
     def _outside(self) -> Frontier:
-        """The frontier for somebody who is no worker, and whose calls all arrive."""
+        """The frontier for a client other than a worker, over a reliable network."""
         if self._frontier_outside is None:
             self._frontier_outside = self._frontier(Life("outside", self._loop), loss=0.0)
         return self._frontier_outside
 
     def _frontier(self, life: Life, *, loss: float) -> LossyLink | Frontier:
-        """The frontier as a worker reaches it."""
+        """The frontier for a worker, over the faulty network."""
         seed, servers, left = self._scenario.seed, self._servers, dict[int, int]()
         if servers is None:
             return LossyLink(
@@ -249,7 +249,7 @@ class Simulation:
         return shards[0] if len(shards) == 1 else Sharded(shards, part=servers.numbers, close=links[0].aclose)
 
     async def _counts(self) -> Counts:
-        """What the frontier says once nothing is on its way to it any more."""
+        """The state of the frontier once no calls are in transit."""
         tries, counts = 0, Counts()
         while tries < _LOOKS:
             try:
@@ -262,7 +262,7 @@ class Simulation:
         return counts
 
     def _serve(self, number: int) -> Server:
-        """The process with the frontier; after a restart with what its journal kept."""
+        """Run the process that owns the frontier; after a restart, from its journal."""
         life = Life(f"owner-{number}", self._loop, self._fall_fates())
         self._lives.append(life)
         clock = LifeClock(self._loop, epoch=START_EPOCH)
@@ -278,7 +278,7 @@ class Simulation:
         return {self._some_step(): self._fall}
 
     def _fall(self, _: Life) -> None:
-        """Everything is killed at once, and taken up again a little later."""
+        """Kill all processes at once, and restart them a little later."""
         self._happens("restart")
         for hurt in self._working.values():
             self._hurts(hurt)
@@ -288,7 +288,7 @@ class Simulation:
         self._rising = self._loop.create_task(self._rise(), context=Context())
 
     async def _rise(self) -> None:
-        # A machine that has lost what it wrote last was without power, and takes longer to come back than a delay.
+        # A machine that lost its last writes had a power cut, and takes longer than a delay to restart.
         await asyncio.sleep(self._chance.choice((5.0, 100.0) if self._scenario.forgets_seconds else (0.0, 0.01, 5.0)))
         self._journal.forget(self._scenario.forgets_seconds)
         self._witness.restarted(forgot=self._scenario.forgets_seconds > 0)
@@ -296,7 +296,7 @@ class Simulation:
         for sink in self._files:
             await sink.rewind(cast(EmbeddedFrontier, self._server.frontier).marks)
         if self._scenario.forgets_seconds:
-            # Whoever gives the same command again gives the same seeds.
+            # The same command adds the same seeds again.
             await self._add_seeds()
         self._up.set()
 
@@ -319,7 +319,7 @@ class Simulation:
         )
 
     async def _move(self, servers: Servers) -> None:
-        """A shard is brought to another server; whoever does that may be killed, and either server may fail."""
+        """Move a shard to another server; the mover can be killed, and either server can fail."""
         await asyncio.sleep(self._chance.uniform(0.0, 60.0))
         number, target = self._chance.choice(servers.numbers), self._chance.choice(list(servers.machines))
         if number in self._on_the_way:
@@ -346,7 +346,7 @@ class Simulation:
         self._on_the_way.discard(number)
 
     def _shard_arrived(self, number: int) -> None:
-        """What workers have in hand of it is void; and before long either server may fail."""
+        """Void the workers' leases of the shard; either server can fail soon after."""
         for hurt in self._working.values():
             self._hurts(hurt)
         assert self._servers is not None
@@ -369,11 +369,11 @@ class Simulation:
         return life
 
     def _fail(self, life: Life, how: str) -> None:
-        """A server dies, at once or after it has stood still, and comes back, or another takes over from it."""
+        """Crash a server, at once or after a pause; it restarts, or another one takes over."""
         if how == "stall":
             self._happens(how)
             for hurt in self._working.values():
-                # Leases end meanwhile that nobody can renew.
+                # Leases that nobody can renew expire meanwhile.
                 self._hurts(hurt)
             seconds = self._chance.uniform(5.0, 60.0)
             life.pause(seconds)
@@ -401,7 +401,7 @@ class Simulation:
         self._rising = self._loop.create_task(self._return(machine, away), context=Context())
 
     def _is_early(self, servers: Servers) -> bool:
-        """Whether the seeds are not durable yet. They are kept on two servers: these must not forget them both."""
+        """Whether the seeds are not durable yet. They are on two servers, which must not both lose them."""
         most = self._scenario.settings.forget_seconds
         return any(machine.lived < self._seeded_at + 2 * most for machine in servers.machines.values())
 
@@ -409,14 +409,14 @@ class Simulation:
         await asyncio.sleep(seconds)
         machine.start(rests=True)
         for hurt in self._working.values():
-            # What it had fetched meanwhile waited for longer than its leases.
+            # Its results waited for longer than its leases.
             self._hurts(hurt)
         if len(machine.servers.machines) == 1:
-            # Nobody else knows the seeds: whoever gives the same command again gives them again.
+            # The seeds are lost: the same command adds them again.
             await self._add_seeds()
 
     async def _slot(self, number: int) -> None:
-        """One place for a worker: when it is killed, another takes its place."""
+        """Run one worker, and replace it when it is killed."""
         state = ""
         while state != "finished":
             await self._up.wait()
@@ -436,7 +436,7 @@ class Simulation:
                 await self._bury(life, server)
 
     async def _bury(self, life: Life, server: Server | None) -> None:
-        """Whoever saw the worker's connection end tells the frontier, or nobody did; then another one comes."""
+        """Report the worker's closed connection to the frontier, or not; then start another worker."""
         if self._chance.random() < 0.5:
             await asyncio.sleep(0.001)
             blamed = (life.handling,) if life.handling else ()
@@ -509,7 +509,7 @@ class Simulation:
         life.cut_until = self._loop.time() + self._scenario.settings.lease_seconds * self._chance.uniform(0.2, 3.0)
 
     def _sleep(self, _: Life) -> None:
-        """All workers stand still at the same moment, and in some worlds the servers with them."""
+        """Pause all workers at once, in some scenarios with the servers."""
         self._happens("sleep")
         seconds = self._scenario.settings.lease_seconds * self._chance.uniform(0.5, 3.0)
         asleep = list(self._working.values())
@@ -521,7 +521,7 @@ class Simulation:
             life.pause(seconds)
 
     def _lose_a_disk(self, life: Life) -> None:
-        """What the worker has stored so far is lost; its machine may be, too."""
+        """Lose the worker's results, and in some scenarios its machine."""
         self._happens("disk", life)
         if life.name in self._sinks:
             self._sinks[life.name].records.clear()
@@ -543,6 +543,6 @@ class Simulation:
             self._hurts(life)
 
     def _hurts(self, life: Life) -> None:
-        """What the worker has in hand now may be fetched again."""
+        """Count the worker's current requests as possibly repeated."""
         self._evidence.unhurt[life.name] = False
         self._evidence.in_flight += life.in_hand()

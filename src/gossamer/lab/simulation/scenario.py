@@ -1,4 +1,4 @@
-"""What a seed stands for: the sites, the workers, and what befalls them."""
+"""Scenarios: the sites, the workers, and the faults that a seed determines."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ Temper = Literal["fine", "slow", "flaky", "broken", "dead", "gone"]
 TEMPERS: tuple[Temper, ...] = ("fine", "fine", "fine", "fine", "slow", "flaky", "broken", "dead", "gone")
 Fault = Literal["forget", "sleep", "disk", "move"]
 FAULTS: tuple[Fault, ...] = ("forget", "sleep", "disk", "move")
-"""What a whole fleet may have to survive."""
+"""Faults that affect a whole fleet."""
 _MANY_WORKERS = 50
 ROBOTS_SECONDS = 40.0
-"""How long a robots.txt is good for where one changes."""
+"""Lifetime of a robots.txt in scenarios in which one changes."""
 
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """One host: its pages are a tree, with links to other hosts and to what robots.txt forbids."""
+    """One host: a tree of pages, with links to other hosts and to disallowed pages."""
 
     host: str
     pages: int
     temper: Temper
     trip_seconds: float
-    """From a worker to it, and back."""
+    """Round-trip time from a worker."""
     answer_seconds: float
     faults: int
-    """So many of its first answers are faults, if it is flaky."""
+    """Number of first responses that fail, if it is flaky."""
     crawl_delay: float
     robots: Literal["none", "rules", "late"]
-    """No robots.txt, one that forbids /private, or one that is first answered with 503."""
+    """No robots.txt, one that disallows /private, or one that first returns 503."""
     closes_at: float
-    """From then on robots.txt forbids the leaves of the tree too; 0: it never does."""
+    """Time from which robots.txt also disallows the leaves of the tree; 0: never."""
     moves: bool
     """Whether links to some pages lead to redirects."""
     links: tuple[str, ...]
 
     @property
     def answers(self) -> bool:
-        """Whether its pages can be had."""
+        """Whether its pages can be fetched."""
         return self.temper not in ("broken", "dead", "gone")
 
 
 class ScenarioSites(Sequence[SiteSpec]):
-    """The sites of a seed, each made when it is looked at: a million of them take no memory."""
+    """The sites of a seed, created on access: a million of them take no memory."""
 
     def __init__(self, seed: int, count: int, *, pages: int = 0, closing: bool = False, crossed: bool = False) -> None:
         self._seed, self._count, self._pages, self._closing = seed, count, pages, closing
@@ -72,19 +72,19 @@ class ScenarioSites(Sequence[SiteSpec]):
         return self._made(number)
 
     def of(self, host: str) -> SiteSpec:
-        """The site with this name."""
+        """The site with this host name."""
         return self[int(host.partition(".")[0][1:])]
 
     def parent(self, host: str, page: int) -> str:
-        """The site of the one page that links to this one: page `(page - 1) // 2` there.
+        """The site of the only page that links to this one: page `(page - 1) // 2` there.
 
-        Where sites are crossed it is mostly another one, so that a link that is lost is a page that is lost."""
+        In crossed scenarios it is mostly another site, so that a lost link is a lost page."""
         number = int(host.partition(".")[0][1:])
         other = self[(number + page) % self._count] if self._crossed else self[number]
         return other.host if other.answers and (page - 1) // 2 < other.pages else host
 
     def children(self, spec: SiteSpec, page: int) -> list[tuple[SiteSpec, int]]:
-        """The pages to which this one alone links."""
+        """The pages that only this page links to."""
         wanted = (2 * page + 1, 2 * page + 2)
         sites = self[:] if self._crossed else [spec]
         return [
@@ -97,7 +97,7 @@ class ScenarioSites(Sequence[SiteSpec]):
     def _make(self, number: int) -> SiteSpec:
         chance = random.Random(f"site/{self._seed}/{number}")
         temper = chance.choice(TEMPERS)
-        # One that closes its pages later has to be large and slow enough to have some left then.
+        # A site that closes its pages later must be large and slow enough to have some left then.
         closes = self._closing and not number
         return SiteSpec(
             host=f"s{number}.test",
@@ -116,47 +116,47 @@ class ScenarioSites(Sequence[SiteSpec]):
 
 @dataclass(frozen=True)
 class Scenario:
-    """All that is chosen before a run; whatever else is drawn in it follows from the same seed."""
+    """All choices made before a run; choices during the run derive from the same seed."""
 
     seed: int
     stores: Literal["owner", "fleet", "shards"]
-    """Results go to the files of the frontier's owner, or to each worker's own and then to the shared frontier: of one
-    process that never fails, or of shards on servers that may."""
+    """Where results go: to the files of the frontier's owner, or to each worker's own files with a shared frontier,
+    which is one process that never fails, or shards on servers that can fail."""
     sites: ScenarioSites
     workers: int
     kills: int
     pauses: int
     cuts: int
-    """Times that a worker cannot reach the frontier, nor the frontier it."""
+    """Number of network partitions between a worker and the frontier."""
     restarts: int
-    """Times that everything is killed at once and taken up again; only where one process owns the frontier."""
+    """Number of kills of all processes with a restart; only if one process owns the frontier."""
     forgets_seconds: float
-    """What the store wrote last and has lost after a restart."""
+    """Seconds of last writes that the store loses at a restart."""
     loss: float
-    """The share of calls to the frontier that get lost, come late, are made twice, or lose their answer."""
+    """Share of calls to the frontier that are lost, late, duplicated, or lose their reply."""
     store_faults: float
-    """The share of writes that a store refuses for now."""
+    """Share of writes that a store temporarily rejects."""
     skew_seconds: float
     drift: float
     poison: str
-    """A page that kills whoever handles it; empty if there is none."""
+    """A page that crashes its worker; empty if there is none."""
     seconds: float
-    """A crawl that never ends is looked at after this time; 0: it ends by itself."""
+    """Time after which a continuous crawl is checked; 0: the crawl finishes."""
     settings: Settings
     servers: int = 0
     shards: int = 0
     forgets: int = 0
-    """Times that a server dies, or another one takes over from it, and what it wrote last is lost."""
+    """Number of crashes or fail-overs of a server that lose its last writes."""
     sleeps: int = 0
-    """Times that all workers stand still at once, past their leases."""
+    """Number of pauses of all workers at once, for longer than their leases."""
     disks: int = 0
-    """Times that the results of a worker are lost."""
+    """Number of losses of a worker's results."""
     moves: int = 0
-    """Times that a shard moves to another server."""
+    """Number of moves of a shard to another server."""
 
 
 def draw(seed: int, *, fault: str = "", workers: int = 0, sites: int = 0, pages: int = 0) -> Scenario:
-    """The scenario of a seed, under this fault of a whole fleet; what is given is taken as it is, the rest is drawn."""
+    """Draw the scenario of a seed, optionally with a fault of the whole fleet; given values override drawn ones."""
     if fault:
         return _draw_fleet(seed, fault, workers=workers, sites=sites, pages=pages)
     chance = random.Random(f"scenario/{seed}")
@@ -208,7 +208,7 @@ def draw(seed: int, *, fault: str = "", workers: int = 0, sites: int = 0, pages:
 
 
 def _draw_fleet(seed: int, fault: str, *, workers: int, sites: int, pages: int) -> Scenario:
-    """A fleet whose frontier is on servers: calmer than other worlds, but for the fault that is asked for."""
+    """Draw a scenario of a fleet with its frontier on servers: few faults besides the given one."""
     chance = random.Random(f"scenario/{fault}/{seed}")
     number = workers or chance.randint(1, 4)
     base = draw(seed, workers=number, sites=sites or chance.randint(2, 6), pages=pages)
@@ -245,7 +245,7 @@ def _draw_fleet(seed: int, fault: str, *, workers: int, sites: int, pages: int) 
 
 
 def _limits(chance: random.Random) -> dict[str, Any]:
-    """What keeps a crawl short, or without an end."""
+    """Settings that limit a crawl, or make it continuous."""
     kind = chance.choice(("", "", "", "", "pages", "budget", "share", "share", "recrawl"))
     if kind == "pages":
         return {"max_pages": chance.choice((1, 3, 10))}

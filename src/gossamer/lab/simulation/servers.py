@@ -1,17 +1,19 @@
-"""Simulated servers: each holds shards, forgets their last writes together, and moves or repairs them.
+"""Simulated servers: each holds shards, loses their last writes together, and moves or repairs them.
 
-1. The source writes down that it is leaving, and where to, and refuses all calls. Then it lives for `forget_seconds` on
-   one run: so it cannot forget that it leaves, nor links that other shards on it got from this one. Those are in no
-   outbox, and the pages that led to them are about to be on another server.
-2. Its URLs and its outbox are copied to the target.
-3. The target writes down that the shard is here, of a higher generation: unless it has been started again since the
-   move began, or has been barred. From now on it serves.
-4. The source writes down that the shard has moved, unless it has been started again since it refuses. It keeps its
-   copy until the target has lived for `forget_seconds` on one run and still has the shard; then that is emptied.
-   Where the target comes back without it, the source has it again.
+A shard moves in four steps:
 
-A source that was leaving and is started again asks the target before it serves. If that has the shard, it has moved;
-if not, the target is barred in the same step from ever taking what the source gave away before."""
+1. The source records that the shard is leaving, and its target, and rejects all calls. Then it stays up for
+   `forget_seconds` in one run, so that it can lose neither this record nor links that other shards on it received from
+   this one. Those links are in no outbox, and the pages that led to them are about to be on another server.
+2. The URLs and the outbox of the shard are copied to the target.
+3. The target records that it has the shard, with a higher generation, unless it was restarted since the move began or
+   is barred. From now on it serves calls.
+4. The source records that the shard has moved, unless it was restarted since step 1. It keeps its copy until the target
+   has stayed up for `forget_seconds` in one run and still has the shard; then the copy is deleted. If the target
+   restarts without the shard, the source has it again.
+
+A source that is restarted while a shard is leaving asks the target before it serves. If the target has the shard, the
+shard has moved; if not, the same call bars the target from ever accepting what the source gave away before."""
 
 from __future__ import annotations
 
@@ -33,12 +35,12 @@ from gossamer.settings import Settings
 
 T = TypeVar("T")
 Bar = Callable[[str, int], Awaitable[bool]]
-"""Asks a server whether it has the shard, and bars it if not."""
+"""Asks a server whether it has the shard, and bars it if it does not."""
 _LOOK_SECONDS = 1.0
 
 
 class Mover:
-    """One try to bring a shard to a server; whoever does not answer is waited for. It may be killed and made anew."""
+    """One attempt to move a shard to a server; it waits for unreachable servers, and can be killed and repeated."""
 
     def __init__(
         self, links: Mapping[str, LossyLink], target: str, *, epoch: Callable[[], int], bar: Bar, seconds: float
@@ -50,7 +52,7 @@ class Mover:
         self._seconds = seconds
 
     async def run(self) -> bool:
-        """Go on from wherever an earlier one was; whether the shard is on one server for good, this one or another."""
+        """Continue where an earlier attempt stopped; returns whether the shard is durably on one server."""
         views = {name: await self._ask(name, OpenShard.look) for name in self._links}
         if not views[self._target].has:
             source = max(views, key=lambda name: (views[name].has, views[name].generation))
@@ -76,7 +78,7 @@ class Mover:
             await self._ask(self._target, lambda shard: shard.own(outbox, there.run, generation + 1, self._epoch()))
 
     async def _settle(self, source: str) -> bool:
-        """End what was begun at a server that has the shard, or a copy; False if the shard is there again."""
+        """Finish the move at a server that has the shard or a copy; False if the shard has returned there."""
         here, there = await self._ask(source, OpenShard.look), await self._ask(self._target, OpenShard.look)
         if here.header is None or here.header.server != self._target or here.header.is_empty:
             return True
@@ -90,7 +92,7 @@ class Mover:
         return False
 
     async def _lived(self, name: str, holds: Callable[[ShardState], bool]) -> ShardState:
-        """Wait until a server has lived long enough on one run to have for good what it shows, or shows it no more."""
+        """Wait until a server has been up long enough in one run for its state to be durable, or the state changes."""
         loop = asyncio.get_running_loop()
         run, lived, heard_at = "", 0.0, 0.0
         while True:
@@ -116,7 +118,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class SimulatedMachine:
-    """A server over all its lives, and what its disk keeps of them."""
+    """A server across restarts, and the contents of its disk."""
 
     def __init__(self, name: str, servers: Servers, made: Container[int]) -> None:
         self.name = name
@@ -135,11 +137,11 @@ class SimulatedMachine:
 
     @property
     def lived(self) -> float:
-        """Seconds in which it was up: only in these something becomes durable."""
+        """Total uptime in seconds: writes become durable only while it is up."""
         return self._lived_before + self.life.lived
 
     def start(self, *, rests: bool) -> None:
-        """Begin a new run with what the disk has kept."""
+        """Start a new run with the contents of the disk."""
         servers, number = self.servers, next(self.servers.runs)
         if self.run.number:
             self._lived_before = self.lived
@@ -148,7 +150,7 @@ class SimulatedMachine:
             self.open(shard, rests=rests)
 
     def open(self, number: int, *, rests: bool) -> OpenShard:
-        """Read a shard into memory, if it is here."""
+        """Load a shard into memory, if this server has it."""
         servers = self.servers
         shard = self.shards[number] = OpenShard(
             self.journals[number],
@@ -172,18 +174,18 @@ class SimulatedMachine:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     def fall(self, seconds: float) -> None:
-        """Die, and lose what was written in the last so many seconds of its life."""
+        """Crash, and lose the writes of the last seconds of uptime."""
         self.life.kill()
         for journal in self.journals.values():
             journal.forget(seconds)
 
     def gave(self, number: int) -> bool:
-        """Whether it gives a shard away, or did so a short while ago."""
+        """Whether a shard is leaving, or has left recently."""
         header = self.journals[number].header
         return header is not None and bool(header.server) and not header.is_empty
 
     def server(self, number: int) -> Server:
-        """A shard here, as others reach it: also if it is not here."""
+        """The endpoint for a shard on this server, even if the shard is not here."""
         return Server(self.shards[number], None, self.life)
 
 
@@ -211,20 +213,20 @@ class Servers:
         self.new_life = new_life
         self.arrived = arrived
         self.reach = reach
-        """How one process reaches a shard on a server."""
+        """Connects a process to a shard on a server."""
         self.runs = count(1)
         self.epochs = count(1)
-        """As the clock of real stores: tokens of a later life are larger, whatever was forgotten."""
+        """Like the clock of real stores: tokens of a later run are larger, even after data loss."""
         places = [f"m{number % machines}" for number in self.numbers]
         self.places = places
-        """Where each shard was made."""
+        """The server on which each shard was created."""
         self.machines = {
             name: SimulatedMachine(name, self, [number for number in self.numbers if places[number] == name])
             for name in (f"m{number}" for number in range(machines))
         }
 
     def bar(self, life: Life, number: int) -> Bar:
-        """How this process asks another server whether it has a shard."""
+        """A function with which this process asks another server whether it has a shard."""
 
         async def bar(name: str, generation: int) -> bool:
             return await self.reach(life, name, number).ask(lambda shard: shard.bar(generation))
@@ -232,14 +234,14 @@ class Servers:
         return bar
 
     def mover(self, life: Life, number: int, target: str) -> Mover:
-        """Somebody who brings a shard to a server."""
+        """Create a process that moves a shard to a server."""
         links = {name: self.reach(life, name, number) for name in self.machines}
         seconds = self.settings.forget_seconds
-        # Whoever reclaims is the source, and asks by itself.
+        # Only the source reclaims a shard, and asks on its own.
         return Mover(links, target, epoch=lambda: next(self.epochs), bar=self.bar(life, number), seconds=seconds)
 
     def owner(self, number: int) -> SimulatedMachine | None:
-        """The server that has a shard; of two that do, the later owner."""
+        """The server that has a shard; if two claim it, the later owner."""
         found = [
             machine
             for machine in self.machines.values()
@@ -248,19 +250,19 @@ class Servers:
         return max(found, key=lambda machine: machine.journals[number].header.generation, default=None)
 
     def journal(self) -> Journals:
-        """What is written down of the whole job; of a shard that nobody has, nothing is."""
+        """The journals of all shards of the job, without shards that no server has."""
         owners = [(self.owner(number), number) for number in self.numbers]
         kept = [owner.journals[number] if owner else KeptJournal(self.faults) for owner, number in owners]
         return Journals(kept, lost_outcomes=self.lost_outcomes)
 
     @property
     def lost_outcomes(self) -> int:
-        """What came of URLs, and was forgotten."""
+        """Number of lost outcomes."""
         return sum(journal.lost_outcomes for machine in self.machines.values() for journal in machine.journals.values())
 
 
 def repair(servers: Servers, records: Sequence[Sequence[Record]]) -> set[int]:
-    """Queue exactly the pages again that count as stored and have no record; their keys.
+    """Queue exactly those pages again that count as stored but have no record, and return their keys.
 
     For when nobody crawls. The real command asks the frontier for visits that are due now; here they are written down,
     and the servers are started again."""

@@ -1,4 +1,4 @@
-"""A simulated shard: the embedded frontier with an outbox, as one life of a server has it."""
+"""A simulated shard: the embedded frontier with an outbox, during one run of a server."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class _Parcels(NamedTuple):
 
 
 class Outbox(NamedTuple):
-    """The parcels of a shard, by server and run; a value, so that a journal can go back to an earlier one."""
+    """The parcels of a shard, by server and run; immutable, so that a journal can restore an earlier one."""
 
     boxes: Mapping[tuple[str, str], _Parcels] = {}
     posted: int = 0
 
     @property
     def size(self) -> int:
-        """Parcels in all boxes."""
+        """Number of parcels in all boxes."""
         return sum(len(box.links) for box in self.boxes.values())
 
     def post(self, parcels: Sequence[Parcel], now: float) -> Outbox:
-        """With these parcels put into their boxes."""
+        """Return the outbox with these parcels added."""
         boxes = dict(self.boxes)
         for place, (server, run, links) in enumerate(parcels):
-            # A new box begins with a number that no box of this shard ever had.
+            # A new box starts with a number that no earlier box of this shard had.
             box = boxes.get((server, run)) or _Parcels(self.posted + place, Aging(at=now), ())
             boxes[server, run] = box._replace(links=(*box.links, links))
         return Outbox(boxes, self.posted + len(parcels))
 
     def sweep(self, runs: Mapping[str, str], now: float, seconds: float) -> Outbox:
-        """With the boxes of present runs aged, and without what has become durable."""
+        """Return the outbox with the boxes of current runs aged, and without durable parcels."""
         boxes = {}
         for (server, run), box in self.boxes.items():
             if runs.get(server) == run:
@@ -57,7 +57,7 @@ class Outbox(NamedTuple):
         return self._replace(boxes=boxes)
 
     def replace(self, box: Box, count: int, parcels: Sequence[Parcel], now: float) -> Outbox:
-        """Without the first parcels of a box, and with others; the same if the box begins elsewhere by now."""
+        """Return the outbox with the first parcels of a box replaced; unchanged if the box now starts elsewhere."""
         found = self.boxes.get((box.server, box.run))
         if found is None or found.first != box.first:
             return self
@@ -66,43 +66,43 @@ class Outbox(NamedTuple):
         return Outbox({name: each for name, each in boxes.items() if each.links}, self.posted).post(parcels, now)
 
     def listed(self) -> list[Box]:
-        """All boxes, without what is in them."""
+        """All boxes, without their contents."""
         return [Box(*name, box.first, len(box.links)) for name, box in self.boxes.items()]
 
 
 class Header(NamedTuple):
-    """What a server writes down about a shard, beside its URLs."""
+    """A server's record about a shard, besides its URLs."""
 
     outbox: Outbox = Outbox()
     state: Literal["here", "moved", "barred"] = "here"
-    """Moved: the shard is on `server`, and what is kept of it here is of no use once that one has it for good. Barred:
-    nothing is here, and no copy of this generation or an earlier one may come."""
+    """Moved: the shard is on `server`, and the copy here is useless once it is durable there. Barred: nothing is here,
+    and no copy of this or an earlier generation is accepted."""
     generation: int = 1
-    """Grows each time that the shard gets another owner."""
+    """Grows with every change of the shard's owner."""
     server: str = ""
-    """Where it is going to while it is here, and where it has gone once it has moved."""
+    """The target while the shard is leaving, and the new server after the move."""
     is_empty: bool = False
-    """Whether it has moved for good."""
+    """Whether the move is durable."""
 
 
 class Elsewhere(Unavailable):
-    """The shard is not on this server (any more)."""
+    """The shard is not on this server."""
 
     def __init__(self, server: str) -> None:
         super().__init__("the shard is on another server")
         self.server = server
-        """Where it is; empty if that is not known here."""
+        """The server that has it; empty if unknown here."""
 
 
 class ServerRun(NamedTuple):
-    """A life of a server, between two moments at which it may forget something."""
+    """A run of a server: the time between two moments at which it can lose data."""
 
     name: str
     number: int
 
 
 class ShardState(NamedTuple):
-    """What a server shows of a shard to those who move it."""
+    """The state of a shard on a server, for the process that moves it."""
 
     run: str
     header: Header | None
@@ -114,16 +114,16 @@ class ShardState(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """0 where nothing is known of the shard."""
+        """The generation; 0 if the server does not know the shard."""
         return self.header.generation if self.header is not None else 0
 
     def is_leaving(self, target: str) -> bool:
-        """Whether it is here, and on its way there."""
+        """Whether the shard is here and leaving for this target."""
         return self.header is not None and self.has and self.header.server == target
 
 
 class OpenShard:
-    """A shard as one life of its server has it, if it does: what is in memory dies with that life."""
+    """A shard in memory during one run of its server."""
 
     def __init__(
         self,
@@ -140,9 +140,9 @@ class OpenShard:
         self.journal = journal
         self.run = run
         self.refusal = ""
-        """Why no calls are taken for now."""
+        """Why calls are rejected; empty if they are accepted."""
         self._arrived = arrived
-        """Called when the shard is here that was elsewhere."""
+        """Called when the shard arrives from another server."""
         self._secret = secret
         self._settings = settings
         self._clock = clock
@@ -159,12 +159,12 @@ class OpenShard:
         past = journal.past(self._secret, epoch)
         self._local = EmbeddedFrontier(journal, past, settings=settings, clock=self._clock)
         if rests:
-            # As real stores do: leases that it has forgotten end first, and one delay passes.
+            # As in real stores: wait for lost leases to expire, and for one delay.
             delay = max(journal.longest_delay, settings.delay or 0.0)
             self._rests_until = self._clock.monotonic() + settings.lease_seconds + delay
 
     def local(self) -> EmbeddedFrontier:
-        """The frontier, if the shard is here and takes calls."""
+        """The frontier; raises if the shard is not here or rejects calls."""
         if self.refusal:
             raise Unavailable(self.refusal)
         header = self.journal.header
@@ -176,7 +176,7 @@ class OpenShard:
         return await self.local().add(requests)
 
     async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
-        """As `add`, with the run that acknowledged it."""
+        """Like `add`, and returns the run that acknowledged it."""
         return await self.local().add(requests), self.run.name
 
     async def lease(self, limit: int, **how: Any) -> Grant:
@@ -201,26 +201,26 @@ class OpenShard:
         run: str = "",
     ) -> Receipt:
         if run not in ("", self.run.name):
-            raise Unavailable("links of these outcomes may have been forgotten since")
+            raise Unavailable("links of these outcomes may have been lost")
         now = self._clock.monotonic()
         receipt = await self._change(_outbox(lambda outbox: outbox.post(parcels, now)), outcomes, notes)
         return msgspec.structs.replace(receipt, run=self.run.number, outbox=self.journal.header.outbox.size)
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
-        """Let boxes age, as `Shard.sweep` does."""
+        """Age the boxes, like `Shard.sweep`."""
         now = self._clock.monotonic()
         await self._change(_outbox(lambda outbox: outbox.sweep(runs, now, seconds)))
         outbox: Outbox = self.journal.header.outbox
         return outbox.listed()
 
     async def parcels(self, box: Box, limit: int) -> list[bytes]:
-        """The links of a box, as `Shard.parcels` does."""
+        """The links of a box, like `Shard.parcels`."""
         self.local()
         found = self.journal.header.outbox.boxes.get((box.server, box.run))
         return list(found.links[:limit]) if found is not None and found.first == box.first else []
 
     async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
-        """Exchange parcels, as `Shard.replace` does."""
+        """Replace parcels, like `Shard.replace`."""
         now = self._clock.monotonic()
         await self._change(_outbox(lambda outbox: outbox.replace(box, count, parcels, now)))
 
@@ -230,7 +230,7 @@ class OpenShard:
         outcomes: Sequence[Outcome] = (),
         notes: Sequence[SiteNote] = (),
     ) -> Receipt:
-        """Write outcomes, links and the header down in one step, so that they are forgotten together too."""
+        """Write outcomes, links, and the header in one step, so that they are also lost together."""
         async with self.local().settling(outcomes, notes=notes) as settlement:
             self.journal.draft = change(self.journal.header)
             try:
@@ -242,7 +242,7 @@ class OpenShard:
         await self.local().release(leases)
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back what a dead worker held."""
+        """Reclaim the leases of a dead worker."""
         return await self.local().abandon(worker, blamed=blamed)
 
     async def idle(self, grant: Grant) -> None:
@@ -266,24 +266,24 @@ class OpenShard:
     async def site(self, name: str) -> Mapping[str, Any] | None:
         return await self.local().site(name)
 
-    # What those call who move shards: see `move`.
+    # Calls of the process that moves a shard: see `servers.py`.
 
     def look_now(self) -> ShardState:
-        """What is known of the shard here."""
+        """The state of the shard on this server."""
         return ShardState(self.run.name, self.journal.header)
 
     async def look(self) -> ShardState:
-        """As `look_now`, from afar."""
+        """Like `look_now`, as a remote call."""
         return self.look_now()
 
     async def leave(self, target: str) -> ShardState:
-        """Write down where the shard is going to, if it is here."""
+        """Record the target of the shard, if it is here."""
         if self.look_now().has and not self.refusal and not self.journal.header.server:
             await self._change(lambda header: header._replace(server=target))
         return self.look_now()
 
     async def refuse(self, run: str, generation: int) -> bool:
-        """Take no calls any more, if this is still the run; whether that is so."""
+        """Reject all calls from now on, if this is still the same run; returns whether it is."""
         if not self._is(run, generation) or not self.journal.header.server:
             return False
         if not self.refusal:
@@ -296,11 +296,11 @@ class OpenShard:
         return view.run == run and view.has and view.generation == generation
 
     async def copy(self) -> tuple[list[Change | None], Outbox] | None:
-        """All that another server needs; None if calls are taken, so that it would not stay all."""
+        """A complete copy for another server; None if calls are accepted, because the copy would become outdated."""
         return (self.journal.copy(), self.journal.header.outbox) if self.refusal and self.look_now().has else None
 
     async def take(self, copied: Sequence[Change | None], run: str, generation: int) -> bool:
-        """Write down a copy, which does not count yet; whether that was done, by this run and none before it."""
+        """Store a copy that is not active yet; returns whether this run did so."""
         view = self.look_now()
         if view.run != run or view.has or view.generation > generation:
             return False
@@ -308,7 +308,7 @@ class OpenShard:
         return True
 
     async def own(self, outbox: Outbox, run: str, generation: int, epoch: int) -> None:
-        """Have the shard from now on, if its copy is still the one that this run wrote down."""
+        """Become the owner of the shard, if the stored copy is still the one of this run."""
         view = self.look_now()
         if view.run == run and view.generation < generation:
             self.journal.note(Change(), Header(outbox, "here", generation))
@@ -316,14 +316,14 @@ class OpenShard:
             self._arrived()
 
     async def bar(self, generation: int) -> bool:
-        """Never take a copy of this generation; or say that the shard is here, and it is too late for that."""
+        """Never accept a copy of this generation; returns False if the shard is already here."""
         view = self.look_now()
         if not view.has and view.generation < generation:
             self.journal.note(Change(), Header(state="barred", generation=generation))
         return view.has and view.generation >= generation
 
     async def bury(self, run: str, generation: int, target: str) -> None:
-        """Write down that the shard has moved, if it has been refusing all calls since; what it had is kept."""
+        """Record that the shard has moved, if it has rejected all calls since; keeps its data."""
         if self._is(run, generation) and self.refusal:
             self._bury(target)
 
@@ -332,14 +332,14 @@ class OpenShard:
         self._local, self.refusal = None, ""
 
     async def empty(self, generation: int) -> None:
-        """Give up what was kept: the target has it for good."""
+        """Delete the kept data: it is durable on the target."""
         view = self.look_now()
         if not view.has and view.generation == generation and not self.journal.header.is_empty:
             self.journal.wipe()
             self.journal.note(Change(), self.journal.header._replace(outbox=Outbox(), is_empty=True))
 
     async def reclaim(self, bar: Callable[[str, int], Awaitable[bool]], epoch: int) -> None:
-        """Ask where the shard is going to, or has gone; have it again if it is not there, and never will be."""
+        """Ask the target whether it has the shard; take the shard back if it does not and never will."""
         view = self.look_now()
         if view.header is None or view.header.is_empty or not view.header.server or not (self.refusal or not view.has):
             return

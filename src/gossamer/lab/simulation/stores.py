@@ -1,4 +1,4 @@
-"""Simulated stores: a journal that outlives its process, and files of records; both may refuse a write for now."""
+"""Simulated stores: a durable journal, and files of records; both can temporarily reject writes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FEW_WORKERS = 4
 
 
 class StoreFaults:
-    """Says of each write how long it takes, and whether it is refused."""
+    """Decides for each write how long it takes, and whether it is rejected."""
 
     def __init__(self, seed: int, share: float, refused: Callable[[], None], *, workers: int = 1) -> None:
         self._chance = random.Random(f"stores/{seed}")
         self._share = share
-        # One that serves more workers is faster, or they would only wait for it.
+        # A store for more workers is faster, otherwise they would only wait for it.
         self._pace = max(1.0, workers / _FEW_WORKERS)
         self._refused = refused
 
@@ -36,7 +36,7 @@ class StoreFaults:
 
 
 class KeptJournal(MemoryJournal):
-    """What was written to it is there after a crash; what was not has not happened."""
+    """A durable journal: complete writes survive a crash, others have no effect."""
 
     def __init__(
         self, faults: StoreFaults, *, forgets: bool = False, now: Callable[[], float] | None = None, header: Any = None
@@ -53,27 +53,27 @@ class KeptJournal(MemoryJournal):
         self._epoch = 0
         self._written: list[tuple[float, Change | None, Any]] = [(-1.0e9, Change(), header)]
         self.header: Any = header
-        """What is written down beside the URLs."""
+        """The record besides the URLs."""
         self.draft: Any = None
-        """The next `header`: written in the same step as the next change."""
+        """The next `header`, written together with the next change."""
         self.changes = 0
-        """Writes so far; it grows when some are forgotten, too."""
+        """Number of writes; it also grows when writes are lost."""
         self.is_sealed = False
-        """Whether nothing may be written any more by those who wait for their turn."""
+        """Whether pending writes are rejected."""
         self._copied = 0
         self.lost_outcomes = 0
-        """What came of URLs, and was forgotten."""
+        """Number of lost outcomes."""
 
     async def write(self, change: Change) -> Sequence[int]:
         await self._faults.wait()
         if self.is_sealed or self._faults.refuse():
-            raise Unavailable("the journal's disk does not answer")
+            raise Unavailable("the journal's disk does not respond")
         rows = self.note(change, self.header if self.draft is None else self.draft)
         await self._faults.wait()
         return rows
 
     def note(self, change: Change, header: Any) -> Sequence[int]:
-        """Write down a change, with what is to be known beside the URLs from now on."""
+        """Write a change together with a new header."""
         self.changes += 1
         if self._forgets:
             self._written.append((self._now(), change, header))
@@ -95,7 +95,7 @@ class KeptJournal(MemoryJournal):
         return range(first, len(self._outcomes))
 
     def forget(self, seconds: float) -> None:
-        """Lose what was written last, as a store does that syncs its log once a second."""
+        """Lose the last writes, like a store that syncs its log once per second."""
         until, before = self._now() - seconds, len(self._outcomes)
         kept = [written for written in self._written if written[0] <= until]
         if not seconds or len(kept) == len(self._written):
@@ -108,7 +108,7 @@ class KeptJournal(MemoryJournal):
                 self._empty()
             else:
                 self._keep(change, header)
-        # What was copied from another journal is still there.
+        # Data copied from another journal stays.
         self.lost_outcomes += max(0, before - max(len(self._outcomes), self._copied))
 
     def _empty(self) -> None:
@@ -118,17 +118,17 @@ class KeptJournal(MemoryJournal):
         self._of_site.clear()
 
     def wipe(self) -> None:
-        """Give up all URLs, but not what is written down beside them."""
+        """Delete all URLs, but keep the header."""
         self._empty()
         self._written.append((self._now(), None, self.header))
         self._copied = 0
 
     def copy(self) -> list[Change | None]:
-        """All that `take` needs."""
+        """A copy of all changes, for `take`."""
         return [change for _, change, _ in self._written]
 
     def take(self, copied: Sequence[Change | None]) -> None:
-        """Write down all URLs of another journal, in place of those that were here."""
+        """Replace all URLs with those of another journal."""
         self.wipe()
         for change in copied:
             if change is None:
@@ -138,12 +138,12 @@ class KeptJournal(MemoryJournal):
         self._copied = len(self._outcomes)
 
     def losses(self, number: int) -> int:
-        """How often a URL was lost with a worker."""
+        """Number of times that a URL was lost with a worker."""
         return self._lapses.get(number, 0)
 
     @property
     def longest_delay(self) -> float:
-        """The longest delay that a site asked for."""
+        """The longest delay of any site."""
         return max((row.delay for row in self._notes.values()), default=0.0)
 
     @property
@@ -152,32 +152,32 @@ class KeptJournal(MemoryJournal):
         return any(self._lapses.values())
 
     def requests(self) -> dict[int, Request]:
-        """Every URL, by its number."""
+        """All requests by number."""
         return self._requests
 
     def outcomes(self) -> list[OutcomeRow]:
-        """All that came of them, in order."""
+        """All outcomes, in order."""
         return self._outcomes
 
     def past(self, secret: bytes, epoch: int = 0) -> Past:
-        """What a new process finds; the epoch is its number, unless another one is given."""
+        """The history that a new process loads; the epoch is its number, unless another one is given."""
         self._epoch += 1
         return _KeptPast(self, secret, epoch or self._epoch)
 
 
 class Journals:
-    """Several journals, one of each shard, read as one."""
+    """The journals of several shards, read as one."""
 
     def __init__(self, journals: Sequence[KeptJournal], *, lost_outcomes: int) -> None:
         self._journals = journals
         self.lost_outcomes = lost_outcomes
 
     def losses(self, number: int) -> int:
-        """How often a URL was lost with a worker."""
+        """Number of times that a URL was lost with a worker."""
         return self._journals[number % len(self._journals)].losses(number // len(self._journals))
 
     def requests(self) -> dict[int, Request]:
-        """Every URL, by a number of its own."""
+        """All requests by a unique number."""
         return {
             self._number(number, place): request
             for place, journal in enumerate(self._journals)
@@ -185,7 +185,7 @@ class Journals:
         }
 
     def outcomes(self) -> list[OutcomeRow]:
-        """All that came of them, shard by shard."""
+        """All outcomes, shard by shard."""
         return [
             replace(row, number=self._number(row.number, place))
             for place, journal in enumerate(self._journals)

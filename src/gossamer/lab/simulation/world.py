@@ -1,4 +1,4 @@
-"""The simulated web, and a witness that compares what a frontier says with what it said before."""
+"""The simulated web, and a witness that compares the replies of a frontier with its earlier ones."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gossamer.model import Grant, Outcome, Receipt, Request, Response
 
 _PATIENCE_SECONDS = 60.0
 RUNAWAY = 200
-"""Requests per page that no crawl needs: a run that makes more is stopped."""
+"""Maximum number of requests per page; a run that sends more is stopped."""
 _PAGE = re.compile(r"/(?:(p|late|moved)(\d+))?")
 Answer = tuple[int, tuple[tuple[str, str], ...], bytes]
 
 
 class SimHit(NamedTuple):
-    """One request as the server saw it; `status` 0 is no answer."""
+    """One request in the server's log; `status` 0 means no response."""
 
     at: float
     host: str
@@ -40,7 +40,7 @@ class SimHit(NamedTuple):
 
 
 class SimulatedWeb:
-    """Everything that the workers can reach."""
+    """All sites that the workers can reach."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SimulatedWeb:
         return (f"http://s{number}.test/" for number in range(len(self._scenario.sites)))
 
     def expected(self, spec: SiteSpec) -> Iterator[tuple[str, str]]:
-        """Every URL of a site that a crawl has to fetch, with the one that alone leads to it; parents come first."""
+        """Every URL of a site that a crawl must fetch, with the only page that links to it; parents first."""
         for number in range(spec.pages if spec.answers else 0):
             parent = self._parent(spec, number) if number else ""
             if is_moved(spec, number):
@@ -79,7 +79,7 @@ class SimulatedWeb:
         return f"http://{parent.host}{path(parent, (number - 1) // 2)}"
 
     def middleware(self, life: Life, clock: Clock) -> Callable[[Fetch], Fetch]:
-        """Answers in place of the network, for one worker."""
+        """Middleware that replies instead of the network, for one worker."""
 
         async def fetch(request: Request) -> Response:
             began, epoch = clock.monotonic(), clock.epoch()
@@ -109,14 +109,14 @@ class SimulatedWeb:
             raise NameUnknown(f"no such name: {spec.host}")
         if spec.temper == "dead":
             await asyncio.sleep(self._scenario.settings.connect_seconds)
-            raise ConnectFailed(f"no answer from {spec.host}")
+            raise ConnectFailed(f"no response from {spec.host}")
         if self._scenario.servers:
-            # To connect takes a while, in which the worker may be stopped: the real downloader looks again, too.
+            # Connecting takes time, during which the worker may be stopped; the real downloader checks again as well.
             await asyncio.sleep(spec.trip_seconds)
             check_before_sending.get()()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Answer] = loop.create_future()
-        # What is on the wire arrives, though its sender be dead.
+        # A sent request arrives even if its sender dies.
         on_wire = Context()
         loop.call_later(
             spec.trip_seconds, self._serve, life.name, spec, urls.path_query(url), reply, on_wire, context=on_wire
@@ -206,11 +206,11 @@ def is_moved(spec: SiteSpec, number: int) -> bool:
 
 
 RUNAWAY_TURNS = 3_000
-"""Leases asked for that no run needs, with 200 more for each worker and site: one in which more are is stopped."""
+"""Maximum number of lease calls, plus 200 for each worker and site; a run with more is stopped."""
 
 
 class Witness:
-    """Sits where the frontier is reached."""
+    """Checks every reply of the frontier."""
 
     def __init__(self, scenario: Scenario, runaway: Callable[[], None]) -> None:
         self._runaway = runaway
@@ -218,22 +218,22 @@ class Witness:
         self._hears_all = not scenario.shards
         self._grants = 0
         self.deliveries: Counter[int] = Counter()
-        """Key -> how often it was handed out."""
+        """Key -> number of times it was leased."""
         self.accepted: set[int] = set()
-        """Keys of which an outcome was acknowledged."""
+        """Keys with an acknowledged outcome."""
         self.faults: list[str] = []
         self.is_finished = False
         self._newest: dict[tuple[str, int], int] = {}
         settings = scenario.settings
-        # It looks at every site each time.
+        # This check iterates over all sites.
         self._looks_at_shares = settings.share_window < 100 and len(scenario.sites) < 100
         self._share = int(settings.site_share * settings.share_window)
         self._suspicious: set[str] = set()
-        """Sites with a page that was handed out more than once: if its workers died, not every worker may have it."""
+        """Sites with a page that was leased more than once: if its workers died, not every worker may lease it."""
         self._last: deque[str] = deque(maxlen=settings.share_window // 2)
 
     async def ready_sites(self, frontier: EmbeddedFrontier | OpenShard) -> set[str]:
-        """The sites that wait to be served and are within their share; looked for only where shares are small."""
+        """The ready sites within their quota; computed only for small quotas."""
         found: set[str] = set()
         for view in await frontier.sites() if self._looks_at_shares else ():
             site = await frontier.site(view["site"])
@@ -244,7 +244,7 @@ class Witness:
         return found
 
     def granted(self, grant: Grant, ready: set[str], *, is_late: bool = False) -> None:
-        """Tokens only grow, what is finished hands nothing out, and nobody is served twice while others wait."""
+        """Check that tokens only grow, a finished job leases nothing, and no site is leased twice while others wait."""
         self._grants += 1
         if self._grants > self._most:
             self._runaway()
@@ -264,23 +264,23 @@ class Witness:
                 self._last.extend([lease.site] * len(lease.requests))
                 if passed_over and not lease.suspect and self._last.count(lease.site) > self._share:
                     self.faults.append(f"quota: {lease.site} has more than its share, and {sorted(passed_over)} wait")
-        # One shard may be done before the others are.
+        # One shard can finish before the others.
         self.is_finished = self.is_finished or (self._hears_all and grant.job == "finished")
 
     def restarted(self, *, forgot: bool) -> None:
-        """The frontier was taken up again from what its journal kept: that has not the window of the shares."""
+        """The frontier was restarted from its journal, which does not contain the window of the quota."""
         self._last.clear()
         if forgot:
-            # What it had said may rest on what is forgotten.
+            # Its earlier replies may depend on lost data.
             self.is_finished = False
             self.accepted.clear()
 
     def superseded(self, outcomes: Sequence[Outcome]) -> int:
-        """How many of these come with a token whose lane has been handed out anew."""
+        """Number of outcomes with a token whose lane has been leased again."""
         return sum(self._newest.get((outcome.site, outcome.lane), 0) > outcome.token for outcome in outcomes)
 
     def settled(self, outcomes: Sequence[Outcome], late: int, receipt: Receipt) -> None:
-        """Of outcomes of which so many were late, these counted."""
+        """Record accepted outcomes, given the number of stale ones."""
         if receipt.accepted > len(outcomes) - late:
             self.faults.append(
                 f"P4: {late} outcomes with a stale token, and {receipt.accepted} of {len(outcomes)} count"

@@ -1,4 +1,4 @@
-"""What a host of the simulated web can do: kinds, robots rules, traps, and special URLs."""
+"""Features of a host of the simulated web: site kinds, robots.txt rules, traps, and special URLs."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ PLACES = {
 }
 GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS, "places": PLACES}
 FEATURES = LINKS | FAULTS | TRAPS | BODIES | ROBOTS
-"""What `all` is: everything that a crawler may stumble over. Places are for examples, and are named one by one."""
+"""The kinds in the group `all`: everything that can break a crawler. Places, which are for examples, are not in it."""
 
 
 def expand(names: Iterable[str]) -> tuple[str, ...]:
-    """Kinds with groups replaced by their members: `traps` is each trap, `all` is everything and a plain site."""
+    """Replace groups by their kinds: `traps` by each trap, `all` by all kinds and a plain site."""
     kinds: list[str] = []
     for name in names:
         if name == "all":
@@ -96,13 +96,13 @@ def expand(names: Iterable[str]) -> tuple[str, ...]:
             features_of(name)
             kinds.append(name)
     if not kinds:
-        raise ConfigError("a web needs at least one kind of site", hint="the simplest is plain")
+        raise ConfigError("the simulated web needs at least one kind of site", hint="use --kinds plain")
     return tuple(kinds)
 
 
 @lru_cache(maxsize=1024)
 def features_of(kind: str) -> frozenset[str]:
-    """The features of a kind, which joins them by `+`; `plain` has none."""
+    """The features of a kind, joined by `+`; `plain` has none."""
     features = frozenset(kind.split("+")) - {"plain"}
     for feature in features:
         if feature not in FEATURES and feature not in PLACES:
@@ -123,7 +123,7 @@ def features_of(kind: str) -> frozenset[str]:
 Fate = Literal[
     "page", "redirect", "missing", "flaky", "failing", "loop", "optional", "robots", "nofollow", "scope", "unlinked"
 ]
-"""What must become of a URL in a whole crawl that obeys robots.txt and nofollow and stays on the seeds' sites.
+"""Expected result for a URL in a complete crawl that obeys robots.txt and nofollow and stays on the seeds' sites.
 
 page      fetched once, 200            redirect  fetched once, 3xx          missing   fetched once, a final 4xx
 flaky     fails once, 200 when fetched again                                failing   fetched, fails whenever it is
@@ -136,28 +136,28 @@ HTML = "text/html; charset=utf-8"
 
 
 class SimAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host answers to one request. `fault` breaks the connection instead of, or (`cut`) amid, the answer."""
+    """A response to one request. `fault` closes the connection instead of the response, or (`cut`) during it."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
     content_type: str = HTML
     body: bytes = b""
     coding: str = ""
-    """The Content-Encoding for clients that accept it; the body here is not encoded yet."""
+    """The Content-Encoding for clients that accept it; this body is not encoded yet."""
     chunked: bool = False
     wait_seconds: float = 0.0
     fault: Fault = ""
     times: int = 0
-    """If not 0, only the first so many requests of a URL get this answer: what comes then is asked with `visit`."""
+    """If not 0, the number of first requests for a URL that get this response; `visit` selects later ones."""
 
 
 class Leaf(NamedTuple):
-    """A URL beside the tree of pages: a path of the site or a whole URL, its fate, and how the page writes it."""
+    """A URL outside the tree of pages: a path or an absolute URL, its fate, and how the page links to it."""
 
     target: str
     fate: Fate
     form: str = "a"
-    """a, nofollow, comment, script, template, textarea, image, style; empty if the page does not write it at all."""
+    """a, nofollow, comment, script, template, textarea, image, style; empty if the page does not contain it."""
 
 
 def note(title: str, links: tuple[str, ...] = ("/",), *, head: str = "") -> bytes:
@@ -176,7 +176,7 @@ def moved(status: int, location: str) -> SimAnswer:
 
 
 def refused(status: int, text: str) -> SimAnswer:
-    """An error with a few words."""
+    """An error with a short text."""
     return SimAnswer(status=status, content_type="text/plain; charset=utf-8", body=f"{text}\n".encode())
 
 
@@ -191,12 +191,12 @@ _LEAF = re.compile(
 
 
 def kind_of(features: frozenset[str]) -> str:
-    """The robots kind of a site; one that names none allows all."""
+    """The robots kind of a site; without one, everything is allowed."""
     return next((feature for feature in features if feature in ROBOTS), "robots-allow")
 
 
 def forbids(kind: str, target: str) -> bool:
-    """Whether the rules of this kind forbid our agent a path with query."""
+    """Whether the rules of this kind disallow a path with query for the crawler's agent."""
     if kind in _SHUT:
         return True
     if kind in _PARTLY:
@@ -205,7 +205,7 @@ def forbids(kind: str, target: str) -> bool:
 
 
 def robots_leaves(kind: str, page: int, *, sitemaps: bool) -> list[Leaf]:
-    """The links by which pages of a site with this kind of robots.txt lead into temptation."""
+    """Links to allowed and disallowed paths on pages of a site with this kind of robots.txt."""
     targets = [
         f"/private/secret-{page}",
         f"/private/open-{page}",
@@ -223,7 +223,7 @@ def robots_leaves(kind: str, page: int, *, sitemaps: bool) -> list[Leaf]:
 
 
 def answer_leaf(target: str) -> SimAnswer | None:
-    """What stands behind the links of `leaves`: forbidden ones answer too, so that the log shows who went there."""
+    """The responses of the links in `leaves`; disallowed ones respond too, so that the log shows violations."""
     if not _LEAF.fullmatch(target):
         return None
     if target.startswith("/moved/"):
@@ -232,7 +232,7 @@ def answer_leaf(target: str) -> SimAnswer | None:
 
 
 def robots_answer(plan: WebPlan, site: int, target: str, kind: str) -> SimAnswer | None:
-    """The site's /robots.txt, where it leads, and its sitemaps; None for every other path."""
+    """The site's robots.txt, its redirect targets, and its sitemaps; None for every other path."""
     if target == "/robots.txt":
         return _file(plan, site, kind)
     if kind == "robots-redirect":
@@ -328,7 +328,7 @@ _FACETS = {"colour": "red green blue", "size": "s m l xl", "order": "up down", "
 
 
 def entries(features: frozenset[str]) -> list[str]:
-    """The paths by which the traps of a site are entered."""
+    """The entry paths of a site's traps."""
     return [ENTRIES[name] for name in TRAPS if name in features]
 
 
@@ -338,7 +338,7 @@ def holds(features: frozenset[str], target: str) -> bool:
 
 
 def trap_answer(seed: int, site: int, target: str, features: frozenset[str]) -> SimAnswer | None:
-    """A page inside a trap, None outside; a soft 404 site takes every unknown path, so ask it last."""
+    """A page inside a trap, None outside. A soft-404 site accepts every unknown path, so call this last."""
     path = target.partition("?")[0]
     if "calendar" in features and (found := re.fullmatch(r"/calendar/(-?\d{1,9})/(\d{1,2})", path)):
         month = int(found[1]) * 12 + int(found[2]) - 1
@@ -371,7 +371,7 @@ def _facets(target: str) -> tuple[str, ...]:
 
 USER, PASSWORD = "me", "willow"
 PRIVATE = ("/members/", "/logout")
-"""Where answers depend on who asks."""
+"""Paths whose response depends on the client."""
 _LISTS, _ON_A_LIST, _POSTS, _LETTERS = 3, 5, 5, 3
 _FORM = (
     '<form method="post" action="/login"><input type="hidden" name="token" value="{token}"><input name="user">'
@@ -380,7 +380,7 @@ _FORM = (
 
 
 def place_leaves(features: frozenset[str]) -> list[Leaf]:
-    """What a place adds to the first page of its site: one link, and behind it pages that link to one another."""
+    """The link that a place adds to the first page of its site; the pages behind it link to one another."""
     found: list[Leaf] = []
     if "news" in features:
         found += [Leaf(_list("news", number), "page", "a" if number == 1 else "") for number in range(1, _LISTS + 1)]
@@ -399,7 +399,7 @@ def place_leaves(features: frozenset[str]) -> list[Leaf]:
 
 
 def place_answer(plan: WebPlan, site: int, target: str, *, visit: int = 0) -> SimAnswer | None:
-    """A page of a place that everybody may see, None elsewhere."""
+    """A public page of a place, None elsewhere."""
     features = plan.features(site)
     folder, _, rest = target.removeprefix("/").partition("/")
     if target == "/login" and "members" in features:
@@ -415,7 +415,7 @@ def place_answer(plan: WebPlan, site: int, target: str, *, visit: int = 0) -> Si
 
 
 def answer_member(plan: WebPlan, site: int, target: str, cookie: str) -> SimAnswer | None:
-    """A page that depends on who asks, None where it does not."""
+    """A page that depends on the client, None for other pages."""
     if "members" not in plan.features(site) or not target.startswith(PRIVATE):
         return None
     if f"session={_token(plan, site, 'session')}" not in cookie.replace(" ", "").split(";"):
@@ -435,7 +435,7 @@ def answer_member(plan: WebPlan, site: int, target: str, cookie: str) -> SimAnsw
 
 
 def posted(plan: WebPlan, site: int, target: str, body: bytes) -> SimAnswer | None:
-    """What a form gets that is sent to a place, None where none is taken."""
+    """The response to a form submission, None where no form is accepted."""
     if target != "/login" or "members" not in plan.features(site):
         return None
     sent = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
@@ -509,7 +509,7 @@ def _blog(plan: WebPlan, site: int, rest: str) -> SimAnswer | None:
 
 
 def _notices(rest: str, visit: int) -> SimAnswer | None:
-    """A board that is another one from the second visit on: 2 has a new text, 3 is gone, 4 is there."""
+    """A notice board that changes after the first visit: 2 has a new text, 3 is gone, 4 is new."""
     listed = (1, 2, 4) if visit else (1, 2, 3)
     if not rest:
         links = "".join(f'<li><a href="/notices/{n}">Notice {n}</a></li>' for n in listed)
@@ -619,13 +619,13 @@ def _first_page(features: frozenset[str]) -> list[Leaf]:
 
 
 def _far_fate(left: int) -> Fate:
-    """Chains end after ten hops; whether the tenth target is still fetched is a matter of counting."""
+    """Redirect chains end after ten hops; crawlers differ in whether they fetch the tenth target."""
     hops = _FAR - left
     return "loop" if hops < _HOPS else "optional" if hops <= _HOPS + 1 else "unlinked"
 
 
 def leaf_answer(plan: WebPlan, site: int, target: str) -> SimAnswer | None:
-    """What a leaf answers; None where the site has none."""
+    """The response of a leaf; None if the site has no leaf there."""
     features = plan.features(site)
     if kind_of(features) in features and (found := answer_leaf(target)):
         return found
@@ -659,7 +659,7 @@ def leaf_answer(plan: WebPlan, site: int, target: str) -> SimAnswer | None:
 
 
 def written(leaf: Leaf) -> str:
-    """A leaf as its page writes it in HTML."""
+    """The HTML of a leaf on its page."""
     match leaf.form:
         case "a":
             return f'<a href="{leaf.target.replace("&", "&amp;")}">see also</a>'

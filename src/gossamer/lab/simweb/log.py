@@ -1,4 +1,4 @@
-"""The request log of the simulated web, and what it says about a crawl: judged by the server, not by the crawler."""
+"""The request log of the simulated web, with checks of a crawl: measured by the server, not by the crawler."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gossamer.lab.simweb.features import FORBIDDEN, Fate
 
 
 class SimRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request as the server saw it. Times are epoch seconds that never step back."""
+    """One request in the server's log. Times are epoch seconds that never go back."""
 
     arrived_at: float
     headers_at: float
-    """When the headers of the answer were about to be written, or the connection broke without any."""
+    """When the server started to send the response headers, or the connection closed without them."""
     finished_at: float
     origin: str
     method: str
     target: str
     status: int
-    """0 where no whole answer was given."""
+    """HTTP status; 0 without a complete response."""
     port: int
-    """The client's."""
+    """Port of the client."""
     agent: str
 
     @property
@@ -39,15 +39,15 @@ class SimRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class CrawlVerdict(msgspec.Struct, frozen=True):
-    """How a crawl differs from what the web's plan asks for; all of it is empty after a perfect one."""
+    """Differences between a crawl and the web's plan; all fields are empty after a perfect crawl."""
 
     missed: frozenset[str]
-    """Never fetched, or never with the answer that a page gives in the end."""
+    """URLs that were never fetched, or never with their final response."""
     forbidden: dict[str, int]
     repeated: dict[str, int]
-    """Fetched more often than once, or for a flaky page more often than twice."""
+    """URLs that were fetched more than once, or more than twice for flaky pages."""
     unknown: dict[str, int]
-    """Fetched though no page links there."""
+    """URLs that were fetched although no page links to them."""
 
 
 class LogWriter:
@@ -60,7 +60,7 @@ class LogWriter:
     def write(
         self, times: tuple[float, float, float], where: tuple[str, str, str], status: int, client: tuple[int, str]
     ) -> bool:
-        """Note one request; True if it is the first since the last flush."""
+        """Append one request; returns True if it is the first since the last flush."""
         if self._file is None:
             return False
         origin, method, target = where
@@ -73,7 +73,7 @@ class LogWriter:
 
     def flush(self) -> None:
         if self._file is not None and self._lines:
-            # One write on a file in append mode, so that a reader never meets half of a line between whole ones.
+            # One write in append mode, so that a reader never finds a partial line between complete ones.
             self._file.write("".join(self._lines).encode())
             self._lines.clear()
 
@@ -85,7 +85,7 @@ class LogWriter:
 
 
 def read(path: Path) -> list[SimRequest]:
-    """All whole lines of a log, in the order in which the requests arrived."""
+    """Read all complete lines of a log, in the order of arrival."""
     entries = []
     for line in path.read_text("utf-8").split("\n")[:-1]:
         arrived, headers, finished, origin, method, target, status, port, agent = line.split("\t")
@@ -98,24 +98,24 @@ def read(path: Path) -> list[SimRequest]:
 
 
 def fetched(entries: Iterable[SimRequest], *, robots: bool = False) -> Counter[str]:
-    """How often each URL was asked for; robots.txt counts only if wanted."""
+    """Number of requests per URL; robots.txt only on request."""
     return Counter(entry.url for entry in entries if robots or not _is_robots(entry))
 
 
 def answered(entries: Iterable[SimRequest], status: int = 200) -> Counter[str]:
-    """How often each URL was answered with this status; robots.txt does not count."""
+    """Number of responses with this status per URL, robots.txt excluded."""
     return Counter(entry.url for entry in entries if entry.status == status and not _is_robots(entry))
 
 
 def robots_fetches(entries: Iterable[SimRequest]) -> Counter[str]:
-    """How often the robots.txt of each site was asked for."""
+    """Number of requests for robots.txt per site."""
     return Counter(entry.site for entry in entries if entry.target == "/robots.txt")
 
 
 def cut_short(entries: Iterable[SimRequest], moments: Sequence[float]) -> list[SimRequest]:
-    """The log with every answer that was under way at one of these moments ended then: its client was killed.
+    """The log with every request that was in progress at a kill ended at that time.
 
-    Nobody waits for such an answer any more, so the delay counts from the kill."""
+    The client of such a request is dead, so the delay counts from the kill."""
     found = []
     for entry in entries:
         ended = [moment for moment in moments if entry.arrived_at <= moment <= entry.headers_at]
@@ -124,9 +124,9 @@ def cut_short(entries: Iterable[SimRequest], moments: Sequence[float]) -> list[S
 
 
 def gaps(entries: Iterable[SimRequest]) -> dict[str, float]:
-    """For each site with two requests or more, the least time from an answer's headers to the next request.
+    """For each site with at least two requests, the shortest time from response headers to the next request.
 
-    Requests for robots.txt count too. It is negative where a request came before an earlier one had been answered."""
+    Requests for robots.txt count too. The time is negative if a request came before the response to an earlier one."""
     least: dict[str, float] = {}
     answered_at: dict[str, float] = {}
     for entry in sorted(entries, key=lambda entry: entry.arrived_at):
@@ -139,10 +139,10 @@ def gaps(entries: Iterable[SimRequest]) -> dict[str, float]:
 
 
 def max_overlap(entries: Iterable[SimRequest]) -> dict[str, int]:
-    """For each site, how many requests were in progress at once at most."""
+    """For each site, the maximum number of concurrent requests."""
     events: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for entry in entries:
-        # An end sorts before a start of the same microsecond: those two did not overlap.
+        # An end sorts before a start in the same microsecond: those two did not overlap.
         events[entry.site] += [(entry.arrived_at, 1), (entry.finished_at, -1)]
     most: dict[str, int] = {}
     for site, changes in events.items():
@@ -154,13 +154,13 @@ def max_overlap(entries: Iterable[SimRequest]) -> dict[str, int]:
 
 
 def disallowed(entries: Iterable[SimRequest], forbidden: Iterable[str]) -> Counter[str]:
-    """How often each forbidden URL was asked for; those that were not are absent."""
+    """Number of requests per disallowed URL, without those that were not requested."""
     never = frozenset(forbidden)
     return Counter(entry.url for entry in entries if entry.url in never)
 
 
 def judge(entries: Iterable[SimRequest], fates: Mapping[str, Fate]) -> CrawlVerdict:
-    """Compare a whole crawl without crashes with the plan's `fates`; robots.txt and sitemaps do not count."""
+    """Compare a complete crawl without crashes with the plan's `fates`; robots.txt and sitemaps do not count."""
     entries = list(entries)
     counts, good = fetched(entries), answered(entries)
     once: tuple[Fate, ...] = ("page", "redirect", "missing")

@@ -1,4 +1,4 @@
-"""Pages of the simulated web, rendered, with links in many spellings."""
+"""Renders pages of the simulated web, with links in many forms."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def relative(base: str, url: str) -> str:
     while shared < min(len(here), len(there) - 1) and here[shared] == there[shared]:
         shared += 1
     steps = "../" * (len(here) - shared) + "/".join(there[shared:])
-    # A first segment with a colon would read as a scheme, an empty reference as the page itself.
+    # A first segment with a colon would be parsed as a scheme, an empty reference as the page itself.
     return (steps if steps and ":" not in steps.split("/")[0] else f"./{steps}") + mark + query
 
 
 def anchors(base: str, url: str, text: str) -> list[str]:
-    """HTML links that a browser at `base` takes to `url`, one for each way of writing it."""
+    """HTML links that a browser at `base` resolves to `url`, one for each way to write it."""
     scheme = url.partition(":")[0]
     path = urls.path_query(url)
     authority = urls.host_port(url)
@@ -80,7 +80,7 @@ def anchors(base: str, url: str, text: str) -> list[str]:
 
 
 def junk(page: int) -> str:
-    """Things in href that are no links to pages at all."""
+    """Values of href that are not links to pages."""
     return (
         '<a href="">here</a> <a href="#">top</a> <a>no href</a> <a href="javascript:void(0)">script</a> '
         '<a href="mailto:editor@paper.invalid">mail</a> <a href="tel:+4912345">call</a> '
@@ -120,7 +120,7 @@ _LINES_KEPT = 200_000
 
 
 class PageRenderer:
-    """Everything that a web answers. What is kept between calls only saves time."""
+    """Renders every response of a web. State between calls is only a cache."""
 
     def __init__(self, plan: WebPlan) -> None:
         self.plan = plan
@@ -131,7 +131,7 @@ class PageRenderer:
         self._lines_made = 0
 
     def answer(self, site: int, target: str, *, visit: int = 0) -> SimAnswer:
-        """What a site answers to GET of a path with query, `visit` times after the first."""
+        """The response of a site to GET of a path with query; `visit` is the number of earlier requests."""
         plan = self.plan
         features = self._features[site % len(self._features)]
         if site >= plan.sites:
@@ -188,7 +188,7 @@ class PageRenderer:
         onward = steps[steps.index(target) + 1]
         match target.split("/")[1]:
             case "go":
-                # Location is written in turn as a path, as a whole URL and relative to the page.
+                # Location is alternately a path, an absolute URL, and relative to the page.
                 url = self.plan.url(site, onward)
                 forms = (onward, url, relative(self.plan.url(site, target), url))
                 return moved(int(target.split("/")[2].partition("-")[0]), forms[int(number) % 3])
@@ -251,9 +251,9 @@ class PageRenderer:
         )
 
     def _base(self, site: int, page: int, url: str) -> tuple[str, str]:
-        """The page's base URL and the elements that set it; of two the first counts.
+        """The page's base URL and the elements that set it; of two, the first counts.
 
-        It is the folder of another page, whose link is then a bare name that leads astray from anywhere else."""
+        It is the folder of another page, so that links relative to the base fail if a crawler ignores it."""
         if page % 3 == 0:
             return url, ""
         other = self.plan.path(site, (self.plan.children(page) or [page // 2])[0])
@@ -262,7 +262,7 @@ class PageRenderer:
         return urls.join(url, href) or url, f'<base target="_top"><base href="{href}"><base href="/wrong/turn/">'
 
     def _measures(self, site: int, page: int) -> tuple[memoryview, int, int, int]:
-        """Random numbers for a page, its size in bytes and its numbers of links to its own and to other sites."""
+        """Random numbers for a page, its size in bytes, and its numbers of links to its own and to other sites."""
         plan = self.plan
         first = stream(plan.seed, site, page, "size", count=2)
         share = first[0] / 2**32
@@ -277,11 +277,11 @@ class PageRenderer:
         return stream(plan.seed, site, page, count=same + others + size // PARAGRAPH_BYTES), size, same, others
 
     def _span(self, page: int) -> int:
-        """How many pages a page may link to."""
+        """Number of pages that a page can link to."""
         return self.plan.pages_per_site or 4 * page + 8
 
     def _lines_of(self, site: int) -> _Lines:
-        """The list entries by which pages of a site link to one another."""
+        """The list entries with links between pages of a site."""
         if self._lines_made > _LINES_KEPT:
             self._lines.clear()
             self._roads.clear()
@@ -307,7 +307,7 @@ class PageRenderer:
         return lines
 
     def _road(self, place: int) -> bytes:
-        """A list entry with a link from elsewhere; `place` is site + sites x page."""
+        """A list entry with a link from another site; `place` is site + sites x page."""
         self._lines_made += 1
         page, site = divmod(place, self.plan.sites)
         href, title = escape(self.plan.url(site, self.plan.path(site, page))), escape(self.plan.title(site, 0))
@@ -321,21 +321,21 @@ class PageRenderer:
         )
 
     def _filled(self, parts: list[bytes], size: int, numbers: memoryview) -> bytes:
-        """The parts with prose up to exactly `size` bytes; longer only if the parts are."""
+        """The parts padded with prose to exactly `size` bytes; longer only if the parts are."""
         end = b"</body></html>\n"
         room = size - sum(map(len, parts)) - len(end)
         prose = self._prose
         count, rest = divmod(max(room, 0), PARAGRAPH_BYTES)
         parts += [prose[number & 1023] for number in numbers[len(numbers) - count :]] if count else []
         if rest:
-            # A comment takes seven bytes; less than that is filled with line ends.
+            # A comment takes seven bytes; smaller gaps are filled with line breaks.
             parts.append(b"<!--" + b"." * (rest - 7) + b"-->" if rest >= 7 else b"\n" * rest)
         parts.append(end)
         return b"".join(parts)
 
 
 class _Lines(dict[int, bytes]):
-    """Lines by number, made when they are first asked for."""
+    """Lines by number, created on first access."""
 
     def __init__(self, make: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ class _Lines(dict[int, bytes]):
 
 
 def _between(share: float, points: tuple[int, ...]) -> int:
-    """The value at a share of a distribution that is given by its quantiles at `_SHARES`."""
+    """The quantile of a distribution that is given by its quantiles at `_SHARES`."""
     place = min(bisect_right(_SHARES, share), len(_SHARES) - 1)
     low, high = _SHARES[place - 1], _SHARES[place]
     return int(points[place - 1] + (points[place] - points[place - 1]) * (share - low) / (high - low))

@@ -1,4 +1,4 @@
-"""The simulated web as a child process: started with `with`, judged by its own log."""
+"""The simulated web as a child process, used as a context manager, with a log of all requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gossamer.lab.simweb.site import WebPlan
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """The first line that a child reads."""
+    """The first line that the child process reads."""
 
     plan: WebPlan
     log_path: str
@@ -31,7 +31,7 @@ class Errand(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The first line that a child writes: the plan with its port, or why there is no web."""
+    """The first line that the child process writes: the plan with its port, or an error."""
 
     plan: WebPlan | None = None
     error: str = ""
@@ -39,7 +39,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def run_simweb(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on uvloop where there is one."""
+    """Run a coroutine, on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -50,7 +50,7 @@ def run_simweb(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def serve() -> None:
-    """Serve until the parent closes our stdin, dies, or sends SIGTERM. Commands are lines: flush, dark N, light N."""
+    """Serve until the parent closes stdin, dies, or sends SIGTERM. Commands are lines: flush, dark N, light N."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -61,7 +61,7 @@ async def serve() -> None:
     except ConfigError as error:
         _say(msgspec.json.encode(Started(error=str(error), hint=error.hint)).decode())
         return
-    # Ctrl-C goes to every process of the terminal; the web must outlive the crawl that it judges.
+    # Ctrl-C reaches every process of the terminal, but the web must outlive the crawl.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listening = asyncio.create_task(_obey(lines, server))
     loop.add_signal_handler(signal.SIGTERM, listening.cancel)
@@ -95,10 +95,10 @@ if __name__ == "__main__":
 
 
 class SimWeb:
-    """A web that runs in a process of its own while the block lasts, and no longer than the process that started it.
+    """A simulated web in its own process, for the duration of a `with` block; it ends with the process that started it.
 
-    `SimWeb(sites=4, pages_per_site=10)` takes the fields of a WebPlan; `SimWeb(plan)` a whole plan. The log is in a
-    folder that goes away with the web, unless `log_path` says where to keep it.
+    `SimWeb(sites=4, pages_per_site=10)` accepts the fields of a WebPlan, `SimWeb(plan)` a complete plan. The request
+    log is in a temporary folder that is deleted with the web, unless you pass `log_path`.
     """
 
     def __init__(self, plan: WebPlan | None = None, *, log_path: Path | None = None, **fields: Any) -> None:
@@ -113,7 +113,7 @@ class SimWeb:
         self._folder = tempfile.TemporaryDirectory(prefix="simweb-", ignore_cleanup_errors=True)
         self.log_path = log_path or Path(self._folder.name) / "requests.log"
         self.ca_file = Path(self._folder.name) / "ca.pem"
-        """The authority to trust, if the plan has TLS."""
+        """The certificate authority to trust, if the plan uses TLS."""
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -126,7 +126,7 @@ class SimWeb:
         self.stop()
 
     def start(self) -> None:
-        """Start the server; `plan` has its port from now on."""
+        """Start the server; afterwards `plan` has its port."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gossamer.lab.simweb.process"],
             stdin=subprocess.PIPE,
@@ -143,7 +143,7 @@ class SimWeb:
         self.plan = started.plan
 
     def stop(self) -> None:
-        """End the server and remove its folder; the log can be read up to here."""
+        """Stop the server and delete its folder, including the log unless you passed `log_path`."""
         if self._process is not None:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
@@ -170,12 +170,12 @@ class SimWeb:
         return self.plan.url(site, path)
 
     def log(self) -> list[SimRequest]:
-        """Every request that is over by now, in the order of arrival."""
+        """All finished requests, in the order of arrival."""
         self._ask("flush")
         return read(self.log_path)
 
     def fates(self, **choice: Any) -> dict[str, Fate]:
-        """What a crawl must make of each URL: see WebPlan.fates."""
+        """The expected result for each URL: see WebPlan.fates."""
         return self.plan.fates(**choice)
 
     def reachable(self, **choice: Any) -> set[str]:
@@ -183,23 +183,23 @@ class SimWeb:
         return self.plan.reachable(**choice)
 
     def judge(self, **choice: Any) -> CrawlVerdict:
-        """How the crawl so far differs from a perfect one."""
+        """Compare the crawl so far with a perfect one."""
         verdict = judge(self.log(), self.fates(**choice))
         return msgspec.structs.replace(
             verdict, unknown={url: count for url, count in verdict.unknown.items() if not self.plan.is_trap(url)}
         )
 
     def darken(self, *sites: int) -> None:
-        """Let sites reset every connection from now on."""
+        """Make sites reset every connection from now on."""
         self._ask(" ".join(("dark", *map(str, sites))))
 
     def lighten(self, *sites: int) -> None:
-        """Bring dark sites back."""
+        """Make dark sites respond again."""
         self._ask(" ".join(("light", *map(str, sites))))
 
     def _ask(self, line: str) -> str:
         if self._process is None:
-            raise ConfigError("the simulated web is not running", hint="use it inside a with block")
+            raise ConfigError("the simulated web is not running", hint="use it inside a `with` block, or call start()")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

@@ -36,7 +36,7 @@ CODERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class SimReply(NamedTuple):
-    """An answer as bytes on the wire."""
+    """A response as bytes on the wire."""
 
     head: bytes
     body: bytes
@@ -46,7 +46,7 @@ class SimReply(NamedTuple):
 
 
 def framed(answer: SimAnswer, coding: str = "") -> SimReply:
-    """An answer as HTTP/1.1, in a content coding if one is given."""
+    """Encode a response as HTTP/1.1, optionally with a content encoding."""
     body = CODERS[coding](answer.body) if coding else answer.body
     lines = [
         f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Unknown')}",
@@ -66,7 +66,7 @@ def framed(answer: SimAnswer, coding: str = "") -> SimReply:
 
 
 def header(head: bytes, name: bytes, lower: bytes | None = None) -> bytes:
-    """The value of a header, empty if absent, in the head of a request that begins with a line break."""
+    """The value of a header in the head of a request, which begins with a line break; empty if absent."""
     start = (lower if lower is not None else head).find(b"\r\n" + name + b":")
     if start < 0:
         return b""
@@ -79,17 +79,20 @@ NAMES_IN_A_CERTIFICATE = 50
 
 
 def server_context(plan: WebPlan, ca_file: Path) -> ssl.SSLContext:
-    """The server's side of TLS; the authority that clients must trust is written to `ca_file`.
+    """Create the server's TLS context, and write the certificate authority for clients to `ca_file`.
 
-    Addresses send no name when they connect, so they all stand in one certificate; names get one for each fifty."""
+    Connections to addresses send no SNI, so one certificate has all addresses; names get one certificate per 50."""
     try:
         import trustme
     except ImportError:
-        raise ConfigError("TLS on the simulated web needs trustme", hint="pip install trustme") from None
-    # Hosts outside the web have names of their own too, so that a crawler which goes there is seen, not refused.
+        raise ConfigError("TLS on the simulated web requires the package trustme", hint="pip install trustme") from None
+    # Hosts outside the web have certificates too, so that a crawler that goes there appears in the log.
     hosts = plan.sites + 5
     if not plan.names and hosts > ADDRESSES_IN_A_CERTIFICATE:
-        raise ConfigError(f"a certificate for {plan.sites} addresses is too large", hint="use --names")
+        raise ConfigError(
+            f"a certificate for {plan.sites} addresses is too large",
+            hint="use --names, which has one certificate per 50 hosts",
+        )
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(ca_file))
 
@@ -119,7 +122,7 @@ FLUSH_SECONDS = 0.05
 
 
 class SimServer:
-    """Serves a plan. Rendered answers are kept up to `cache_bytes`; nothing else grows with the crawl."""
+    """Serves a plan. Caches rendered responses up to `cache_bytes`; nothing else grows with the crawl."""
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class SimServer:
         self.plan = plan
         self.pages = PageRenderer(plan)
         self.dark: set[int] = set()
-        """Sites that reset every connection, as if they had gone off line."""
+        """Sites that reset every connection, as if they were offline."""
         self._clock = clock or SystemClock()
         self._epoch = self._clock.epoch() - self._clock.monotonic()
         self._log = LogWriter(log_path)
@@ -147,7 +150,7 @@ class SimServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> WebPlan:
-        """Listen; the plan comes back with the port that was taken."""
+        """Start to listen; returns the plan with the port in use."""
         _raise_file_limit()
         listener = _listen(self.plan)
         self.plan = msgspec.structs.replace(self.plan, port=listener.getsockname()[1])
@@ -155,7 +158,7 @@ class SimServer:
         context: ssl.SSLContext | None = None
         if self.plan.tls:
             if self._ca_file is None:
-                raise ConfigError("TLS needs a file to write the certificate authority to")
+                raise ConfigError("TLS requires a file for the certificate authority")
             context = server_context(self.plan, self._ca_file)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -164,23 +167,23 @@ class SimServer:
         return self.plan
 
     async def aclose(self) -> None:
-        """Stop listening and write out the log."""
+        """Stop listening, and flush the log."""
         if self._server is not None:
             self._server.close()
         self._log.close()
 
     def now(self) -> float:
-        """Epoch seconds that never step back, whatever is done to the machine's clock."""
+        """Epoch seconds that never go back, even if the system clock does."""
         return self._epoch + self._clock.monotonic()
 
     def flush(self) -> None:
-        """Make the log complete for readers."""
+        """Flush the log for readers."""
         self._log.flush()
 
     def reply(self, site: int, target: str, head: bytes) -> SimReply:
-        """The answer to one GET, whose headers come in lower case.
+        """The response to one GET; `head` has the headers in lower case.
 
-        It counts as a visit where a first answer differs from later ones."""
+        It counts as a visit if the first response differs from later ones."""
         coding = self._codings[site % len(self._codings)]
         if coding and coding.encode() not in header(head, b"accept-encoding"):
             coding = ""
@@ -197,14 +200,14 @@ class SimServer:
             if visit >= answer.times:
                 answer = self.pages.answer(site, target, visit=visit)
         made = framed(answer, coding if answer.coding else "")
-        # Nothing is put out to make room: a crawl asks for each page once, so the oldest is as good as the newest.
+        # Nothing is evicted: a crawl requests each page once, so older entries are worth as much as newer ones.
         if not answer.times and len(made.body) <= self._cache_room:
             self._cache_room -= len(made.body)
             self._cache[key] = made
         return made
 
     def record(self, connection: SimConnection, *, finished_at: float) -> None:
-        """Put a request into the log."""
+        """Log a request."""
         times = (connection.arrived_at, connection.headers_at or finished_at, finished_at)
         where = (connection.origin, connection.method, connection.target)
         if self._log.write(times, where, connection.status, (connection.port, connection.agent)):
@@ -212,7 +215,7 @@ class SimServer:
 
 
 class SimConnection(asyncio.Protocol):
-    """One client. Requests are answered one after another; what a client sends ahead waits."""
+    """One client connection. Requests are processed one by one; pipelined ones wait."""
 
     def __init__(self, server: SimServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
@@ -234,7 +237,7 @@ class SimConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self.port = peer[1]
-        # Every write goes out at once, and what does not fit is told: an answer is finished when all of it has left.
+        # Every write is sent at once, and a full buffer is reported: a response is finished when all of it was sent.
         self._transport.set_write_buffer_limits(high=0)
         if not self._server.plan.names:
             self._place(self._server.plan.site_of(local[0]))
@@ -263,7 +266,7 @@ class SimConnection(asyncio.Protocol):
             self._server.record(self, finished_at=self._server.now())
 
     def _next(self) -> None:
-        """Answer the requests that have arrived, until one must wait."""
+        """Process the received requests until one must wait."""
         while self._buffer and not self._busy and not self._closing:
             end = self._buffer.find(b"\r\n\r\n")
             if end < 0:
@@ -279,7 +282,7 @@ class SimConnection(asyncio.Protocol):
             try:
                 self._take(head, body)
             except Exception:
-                # A fault of ours must be seen as one, and must not end the web that others are crawling.
+                # Show an internal error, but keep serving.
                 traceback.print_exc()
                 self._refuse(500, "The simulated web has a fault of its own.")
 
@@ -300,7 +303,7 @@ class SimConnection(asyncio.Protocol):
             or b"\r\ncontent-length:" in lower
             or b"\r\ntransfer-enc" in lower
         ):
-            # But for forms, a body that came with the request is not read, so the connection cannot be used again.
+            # Bodies other than forms are not read, so the connection cannot be reused.
             self._closing = True
         if self._server.plan.names:
             site = self._server.plan.site_of(header(lower, b"host").decode("latin-1").partition(":")[0])
@@ -342,7 +345,7 @@ class SimConnection(asyncio.Protocol):
         self._next()
 
     def _send(self, reply: SimReply) -> None:
-        # Taken before the write: the client may have the headers before this process runs again.
+        # Take the time before the write: the client may receive the headers before this process runs again.
         self.headers_at = self._server.now()
         if reply.fault:
             self._break_off(reply)
@@ -377,7 +380,7 @@ class SimConnection(asyncio.Protocol):
 
 
 def _length_of_form(head: bytes) -> int:
-    """The bytes of a form that follow the head; 0 where there is none, or more than a form has."""
+    """Length of the form body after the head; 0 if there is none, or if it is too long for a form."""
     if not head.startswith(b"POST "):
         return 0
     length = header(head, b"content-length", head.lower())
@@ -389,7 +392,7 @@ def _is_loopback(address: tuple[str, int] | None) -> bool:
 
 
 def _listen(plan: WebPlan) -> socket.socket:
-    """A listening socket. Addresses need one on all of them, which then takes packets of the loopback device alone."""
+    """Open a listening socket. For addresses it binds to all interfaces, and accepts only loopback connections."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     everywhere = not plan.names and sys.platform == "linux"
@@ -397,14 +400,14 @@ def _listen(plan: WebPlan) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
         except OSError:
-            # Older kernels want privileges for this; every connection is checked as well.
+            # Older kernels require privileges for this; every connection is checked as well.
             pass
     try:
         listener.bind(("0.0.0.0" if everywhere else "127.0.0.1", plan.port))  # noqa: S104
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"port {plan.port}: {error.strerror}", hint="choose another --port, or 0 for a free one"
+            f"port {plan.port}: {error.strerror}", hint="choose another --port, or --port 0 for a free one"
         ) from None
     listener.setblocking(False)
     return listener

@@ -1,4 +1,4 @@
-"""The plan of a simulated web: which hosts there are, which pages they have, and what a crawler must make of them."""
+"""The plan of a simulated web: its hosts, their pages, and the expected result of a crawl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHARSETS = (
     ("gb18030", "meta", "安静的河流"),
     ("utf-16-le", "bom", "Ήσυχο ποτάμι"),
 )
-"""Encoding, where the page says so, and a phrase that the page's title ends with."""
+"""Encoding, where the page declares it, and the phrase at the end of the page's title."""
 _HOPS = (0, 301, 302, 307, 308, 303)
 _NUMBER = re.compile(r"(?:-|\?item=)(\d{1,12})(?:&lang=en)?")
 
@@ -39,29 +39,29 @@ Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
 
 class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A web that depends on nothing but these values: each page follows from the seed, its site and its path.
+    """Parameters of a deterministic web: each page derives from the seed, its site, and its path.
 
-    On every site page i links to pages 2i+1 and 2i+2, so that all of them can be reached from `/`, and the first pages
-    of the sites link to one another in the same way. `kinds` are given to the sites in turn.
+    On every site, page i links to pages 2i+1 and 2i+2, so that all pages can be reached from `/`, and the first pages
+    of the sites link to one another in the same way. The sites get the `kinds` in turn.
     """
 
     seed: int = 1
     sites: Annotated[int, Meta(ge=1, le=MAX_SITES)] = 40
     pages_per_site: Whole = 25
-    """0 is a web without end."""
+    """Number of pages per site; 0 for an infinite web."""
     page_bytes: Annotated[int, Meta(ge=1, le=1 << 28)] | None = None
-    """None: sizes as on the real web. A page is longer than this only if its links do not fit."""
+    """Page size; None for sizes as on the real web. A page is larger only if its links do not fit."""
     links_per_page: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    """None: link counts as on the real web. A tenth of a fixed number goes to other sites."""
+    """Links per page, a tenth of them to other sites; None for numbers as on the real web."""
     kinds: tuple[str, ...] = ("plain",)
     latency_seconds: Seconds = 0.0
     latency_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.0
-    """Spread of the latency, which is log-normal with `latency_seconds` as its median."""
+    """Sigma of the log-normal latency, whose median is `latency_seconds`."""
     crawl_delay_seconds: Seconds = 2.0
     retry_after_seconds: Whole = 1
     agent: str = "gossamer"
     names: bool = False
-    """Hosts are s0.sim, s1.sim ... by their Host header, instead of addresses 127.x.y.z."""
+    """Whether hosts are named s0.sim, s1.sim, ... (by the Host header) instead of addresses 127.x.y.z."""
     tls: bool = False
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
@@ -69,13 +69,13 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "kinds", features.expand(self.kinds))
 
     def host(self, site: int) -> str:
-        """The name or address of a site; sites beyond the last are hosts that do not belong to the web."""
+        """The host name or address of a site; numbers beyond the last are hosts outside the web."""
         if self.names:
             return f"s{site}.sim"
         return f"127.{site // 65024}.{site // 254 % 256}.{site % 254 + 1}"
 
     def site_of(self, host: str) -> int | None:
-        """The site of a host without port, None if it is not one of ours."""
+        """The site of a host (without port), None if it is outside the web."""
         if self.names:
             number = host.lower().removeprefix("s").removesuffix(".sim")
             return int(number) if number.isdecimal() and host.lower() == f"s{int(number)}.sim" else None
@@ -96,11 +96,11 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self.url(site) for site in range(self.sites)]
 
     def features(self, site: int) -> frozenset[str]:
-        """What is special about a site; a plain one has no features."""
+        """The features of a site; a plain one has none."""
         return features.features_of(self.kinds[site % len(self.kinds)])
 
     def path(self, site: int, page: int) -> str:
-        """The path of a page, with its query if it has one, as a normal URL spells it."""
+        """The path of a page with its query, as in a normalized URL."""
         if page == 0:
             return "/"
         section, adjective, noun = page_words(self.seed, site, page)
@@ -129,12 +129,12 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             section, adjective, noun = page_words(self.seed, site, page)
             name = f"{SECTIONS[section].format(adjective=adjective, noun=noun)} · {name}"
         if "charsets" in self.features(site):
-            # Not every one of these encodings has the middle dot.
+            # Not all of these encodings contain the middle dot.
             name = f"{name.replace(' · ', ' - ')} - {CHARSETS[page % len(CHARSETS)][2]}"
         return name
 
     def items(self, site: int, page: int) -> list[dict[str, str]]:
-        """The items on a page, in order: one to four `div.item`, each with a name and a price."""
+        """The items on a page, in order: one to four `div.item` with a name and a price each."""
         count, *numbers = stream(self.seed, site, page, "items", count=9)
         found = []
         for word, price in zip(numbers[: 2 + 2 * (count % 4) : 2], numbers[1::2]):
@@ -143,13 +143,13 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
     def children(self, page: int) -> list[int]:
-        """The pages that a page must link to."""
+        """The child pages of a page, which it always links to."""
         return [
             child for child in (2 * page + 1, 2 * page + 2) if not self.pages_per_site or child < self.pages_per_site
         ]
 
     def steps(self, site: int, page: int) -> list[str]:
-        """The paths from the link to a page to the page itself: more than one where redirects lead there."""
+        """The paths from the link to the page: more than one if redirects lead to it."""
         path = self.path(site, page)
         if page == 0 or "redirects" not in self.features(site):
             return [path]
@@ -162,7 +162,7 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return [f"/go/{_HOPS[way]}-{page}", path] if way else [path]
 
     def fault_of(self, site: int, page: int) -> str:
-        """How the first request for a page fails: 500, 503, 429, reset, close, cut, or not at all."""
+        """The fault of the first request for a page: 500, 503, 429, reset, close, cut, or empty."""
         features = self.features(site)
         if page and "flaky" in features and page % 10 in (1, 2, 3):
             return ("500", "503", "429")[page % 10 - 1]
@@ -171,11 +171,11 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
     def fates(self, sites: Iterable[int] | None = None, *, sitemaps: bool = False) -> dict[str, Fate]:
-        """What a crawl seeded with the first pages of these sites (all by default) must make of every URL it can meet.
+        """The expected result for every URL that a crawl from the first pages of these sites (default: all) can find.
 
-        It is meant to stay on its sites and to obey robots.txt and nofollow; URLs inside traps are not listed."""
+        The crawl stays on its sites and obeys robots.txt and nofollow; URLs inside traps are not listed."""
         if not self.pages_per_site:
-            raise ConfigError("a web without end has no list of its pages", hint="give it a number of pages per site")
+            raise ConfigError("an infinite web has no list of its pages", hint="set pages_per_site")
         found: dict[str, Fate] = {}
         for site in range(self.sites) if sites is None else sites:
             kind = features.kind_of(self.features(site))
@@ -187,7 +187,7 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
     def reachable(self, sites: Iterable[int] | None = None, *, sitemaps: bool = False) -> set[str]:
-        """The URLs that such a crawl must fetch, robots.txt aside."""
+        """The URLs that such a crawl must fetch, robots.txt excluded."""
         fates = self.fates(sites, sitemaps=sitemaps)
         return {url for url, fate in fates.items() if fate not in FORBIDDEN and fate != "optional"}
 
@@ -196,12 +196,12 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {url: fate for url, fate in self.fates().items() if fate in FORBIDDEN}
 
     def is_trap(self, url: str) -> bool:
-        """Whether a URL lies inside one of the web's traps."""
+        """Whether a URL is inside one of the web's traps."""
         site = self.site_of(urls.host(urls.host_port(url)))
         return site is not None and site < self.sites and features.holds(self.features(site), urls.path_query(url))
 
     def wait_seconds(self, site: int, target: str) -> float:
-        """How long the site takes to answer this path."""
+        """Latency of the site for this path."""
         median, sigma = self.latency_seconds, self.latency_sigma
         if "slow" in self.features(site):
             median, sigma = max(median, 0.15), max(sigma, 0.8)

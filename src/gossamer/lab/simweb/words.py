@@ -1,4 +1,4 @@
-"""Words: the seeded draws, names, titles and running text of the simulated web."""
+"""Seeded random numbers, names, titles, and prose for the simulated web."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ PARAGRAPH_BYTES = 512
 
 
 def draw(seed: int, *names: object) -> int:
-    """A 64-bit number that depends on nothing but its arguments."""
+    """A 64-bit number that depends only on the arguments."""
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def stream(seed: int, *names: object, count: int) -> memoryview:
-    """`count` 32-bit numbers that depend on nothing but the arguments."""
+    """`count` 32-bit numbers that depend only on the arguments."""
     text = "/".join(map(str, (seed, *names)))
     return memoryview(shake_128(text.encode()).digest(4 * count)).cast("I")
 
@@ -64,7 +64,7 @@ def site_title(seed: int, site: int) -> str:
 
 @lru_cache(maxsize=65_536)
 def page_words(seed: int, site: int, page: int) -> tuple[str, str, str]:
-    """The section, adjective and noun that a page is about."""
+    """The section, adjective, and noun of a page's topic."""
     number = draw(seed, site, page)
     return (
         SECTION_NAMES[number % len(SECTION_NAMES)],
@@ -74,7 +74,7 @@ def page_words(seed: int, site: int, page: int) -> tuple[str, str, str]:
 
 
 def paragraphs(seed: int, count: int = 1024) -> list[bytes]:
-    """Paragraphs of prose, each of exactly PARAGRAPH_BYTES, with some inline markup as on real pages."""
+    """Paragraphs of prose of exactly PARAGRAPH_BYTES each, with inline markup as on real pages."""
     numbers = stream(seed, "prose", count=count * 128)
     made = []
     for start in range(0, count * 128, 128):
