@@ -1,4 +1,4 @@
-"""Alias of `gossamer.storage.reader`, kept for programs that read stored pages by this name."""
+"""Alias of `gossamer.storage.reader`, kept for programs that import stored pages from here."""
 
 from gossamer.storage.base import StoredPage, Version
 from gossamer.storage.reader import Stored, open_stored

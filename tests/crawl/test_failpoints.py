@@ -239,7 +239,7 @@ def test_a_file_that_lost_its_end_stops_the_crawl_with_words(tmp_path: Path) -> 
         os.truncate(folder / "pages.jsonl", size - 10)
         done = crawl(folder, web, "--delay", "0")
     assert done.returncode == 1
-    assert f"pages.jsonl has {size - 10} bytes, but the frontier says that {size} were written" in done.stderr
+    assert f"pages.jsonl has {size - 10} bytes, but {size} were committed" in done.stderr
     assert "hint: " in done.stderr
     assert "Traceback" not in done.stderr
     assert (folder / "pages.jsonl").stat().st_size == size - 10

@@ -165,8 +165,8 @@ def test_pages_that_were_kept_whole_become_one_warc_file(tmp_path: Path) -> None
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert "does not exist" in export(tmp_path / "nothing", code=2)
-    assert "nothing is stored" in export(tmp_path, code=2)
-    assert "no column 'statu'" in export(tmp_path, "--where", "statu=200", code=2)
+    assert "no data in" in export(tmp_path, code=2)
+    assert "unknown column 'statu'" in export(tmp_path, "--where", "statu=200", code=2)
 
 
 def test_pages_that_are_elsewhere_are_read_there_or_the_place_is_named(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_line_of_an_index_that_is_none_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, MEMBERS, [record("1")])
     for bad in (b"nothing", b'a 1 {"url":"http://o.example/1","offset":"x","filename":"y"}', b"a 1 []"):
         (tmp_path / "other.cdxj").write_bytes(bad + b"\n")
-        with open_stored(path) as stored, pytest.raises(ArchiveError, match="is no line of an index"):
+        with open_stored(path) as stored, pytest.raises(ArchiveError, match="is not an index line"):
             list(stored.pages())
 
 

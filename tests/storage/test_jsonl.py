@@ -119,7 +119,7 @@ def test_a_file_shorter_than_its_mark_is_an_error_with_words(tmp_path: Path, nam
     else:
         os.truncate(path, marks[name] - 1 if gone == "part" else 0)
     left = path.stat().st_size if path.exists() else 0
-    with pytest.raises(SinkError, match=rf"{name} has {left} bytes, .* {marks[name]} were written") as caught:
+    with pytest.raises(SinkError, match=rf"{name} has {left} bytes, .* {marks[name]} were committed") as caught:
         JsonlSink(tmp_path, marks)
     assert "--job" in caught.value.hint
     assert (path.stat().st_size if path.exists() else 0) == left
@@ -183,7 +183,7 @@ asyncio.run(main())
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "SinkError output could not be written: File too large\n"
+    assert done.stdout == "SinkError cannot write output: File too large\n"
     assert numbers(tmp_path) == [1, 3]
     assert rows(tmp_path / "items.jsonl") == [{"short": 1}]
 

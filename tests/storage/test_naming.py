@@ -50,9 +50,9 @@ def test_what_is_no_sink_is_refused_with_the_names_of_those_that_are() -> None:
             check_sinks(["jsonl", name])
         assert "warc:/path" in caught.value.hint
     for name in ("warc:relative", "folder:x", "jsonl:x", "folder"):
-        with pytest.raises(ConfigError, match=r"it is written|there is no such sink") as caught:
+        with pytest.raises(ConfigError, match="unknown sink") as caught:
             check_sinks([name])
-        assert "it is written" in caught.value.hint
+        assert "use " in caught.value.hint
     with pytest.raises(ConfigError, match="twice"):
         check_sinks(["warc", "jsonl", "warc"])
     check_sinks(["jsonl", "warc", "warc:/x", "folder:/x", "jsonl:/x"])

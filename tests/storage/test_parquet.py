@@ -194,7 +194,7 @@ def test_two_that_seal_the_same_log_leave_it_whole(tmp_path: Path) -> None:
 
 def test_a_log_that_lost_its_end_stops_the_job_and_one_that_nobody_vouches_for_goes_away(tmp_path: Path) -> None:
     log = left_log(tmp_path)
-    with pytest.raises(SinkError, match="part of it is gone"):
+    with pytest.raises(SinkError, match="part of the file is lost"):
         store(tmp_path, marks={f"parquet/{log.name}": 10**6})
     store(tmp_path, marks={})
     assert numbers(tmp_path) == []
@@ -208,7 +208,7 @@ def test_a_number_is_not_used_twice_and_what_was_moved_away_is_missed(
     shutil.rmtree(tmp_path / "parquet" / "pages")
     later = store(tmp_path, [visit(1)], marks=marks)
     assert len(later) == 2
-    assert "is not there any more" in caplog.text
+    assert "is missing" in caplog.text
 
 
 def test_rows_become_a_file_when_the_log_is_old_and_while_others_are_written(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_log_that_cannot_be_sealed_is_kept_and_the_crawl_goes_on(
     (tmp_path / "parquet").mkdir()
     (tmp_path / "parquet" / "pages").write_text("a file where a folder should be")
     marks = store(tmp_path, [visit(0)], [visit(1)])
-    assert "no Parquet file was made of it yet" in caplog.text
+    assert "cannot seal the log into Parquet files yet" in caplog.text
     (tmp_path / "parquet" / "pages").unlink()
     store(tmp_path, [visit(2)], marks=marks)
     assert numbers(tmp_path) == [0, 1, 2]

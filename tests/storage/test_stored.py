@@ -208,7 +208,7 @@ def test_where_no_bodies_were_stored_the_error_names_the_sink(tmp_path: Path) ->
     for place in (tmp_path, "s3://bucket/a"):
         with pytest.raises(ArchiveError, match="s3://bucket/a") as caught:
             open_stored(place)
-        assert "fetch its objects" in caught.value.hint
+        assert "download its objects" in caught.value.hint
 
 
 def test_rows_of_parquet_lead_to_their_pages(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_rows_of_parquet_lead_to_their_pages(tmp_path: Path) -> None:
         with open_stored(place) as stored:
             assert [page.body for page in stored.pages()] == [b"1", b"3"]
     path.unlink()
-    with pytest.raises(ArchiveError, match="is not there"):
+    with pytest.raises(ArchiveError, match="is missing"):
         open_stored(table)
     table.write_bytes(b"PAR1 not at all")
     with pytest.raises(ArchiveError, match=r"some\.parquet"):

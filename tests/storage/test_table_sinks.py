@@ -231,7 +231,7 @@ def test_a_table_of_somebody_else_is_left_alone_and_an_older_one_gets_the_new_co
     server.ask(f"CREATE TABLE {table}old ({key} BIGINT PRIMARY KEY, token BIGINT, url TEXT)")
 
     async def run() -> None:
-        with pytest.raises(SinkError, match=r"not one of Gossamer's") as caught:
+        with pytest.raises(SinkError, match=r"not created by Gossamer") as caught:
             await opened(server, table).write([visit(0)])
         assert not isinstance(caught.value, SinkFull)
         assert "?table=" in caught.value.hint

@@ -260,7 +260,7 @@ def test_files_of_an_earlier_start_are_checked_and_those_of_others_left_alone(tm
     assert (tmp_path / name).stat().st_size == marks[name]
     assert (tmp_path / "other-00000.warc.gz.open").read_bytes() == b"theirs"
     os.truncate(tmp_path / name, marks[name] - 1)
-    with pytest.raises(SinkError, match=rf"{name} has .* part of it is gone"):
+    with pytest.raises(SinkError, match=rf"{name} has .* part of the file is lost"):
         open_sink(tmp_path, later)
     (tmp_path / name).unlink()
     asyncio.run(open_sink(tmp_path, later).aclose())

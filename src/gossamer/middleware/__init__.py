@@ -1,4 +1,4 @@
-"""Middleware: the one shape that wraps fetching and parsing, and how several are composed."""
+"""Middleware: functions that wrap fetching, and how they are composed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Middleware = Callable[[Fetch], Fetch]
 
 
 def guarded(fetch: Fetch) -> Fetch:
-    """`fetch`, with whatever middleware of the user's raises made the failure of its page, and of that alone."""
+    """Wrap `fetch` so that any exception of the user's middleware fails only the page at hand."""
 
     async def fetch_or_fail(request: Request) -> Response:
         try:
             return await fetch(request)
         except FetchError:
             raise
-        except Exception as error:  # a page's fate is decided here: user's code may raise anything
+        except Exception as error:  # the user's code may raise anything, and its page fails
             raise MiddlewareFailed(f"{type(error).__name__}: {error}") from error
 
     return fetch_or_fail
 
 
 def compose(middlewares: Sequence[Callable[[Layer], Layer]], inner: Layer) -> Layer:
-    """`inner` with the middlewares around it; the first of the list is the outermost, seeing a request first."""
+    """Wrap `inner` in the middlewares; the first of the list is the outermost and sees a request first."""
     for middleware in reversed(middlewares):
         inner = middleware(inner)
     return inner

@@ -1,4 +1,4 @@
-"""A folder that keeps answers and gives them again, so that a spider can be written without fetching each time."""
+"""An HTTP cache in a folder, for development: write and rerun a spider without fetching each time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gossamer.model import Request, Response
 
 
 def cache(folder: Path, clock: Clock) -> Middleware:
-    """Answers from the folder what it holds, whatever its age, and keeps what it does not: for development only.
+    """Return cached responses from the folder, whatever their age, and store the others. For development only.
 
-    An answer is known by method, URL and body; headers and cookies of the request do not count. Not kept are 206 and
-    304, which answer a particular request, and 429 and 5xx, which will pass."""
+    The cache key is method, URL, and body; request headers and cookies are ignored. Not cached are 206 and 304, which
+    depend on request headers, and 429 and 5xx, which are temporary."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cache: {folder}: {error.strerror}", hint="name a folder that can be written to") from None
+        raise ConfigError(f"cache: {folder}: {error.strerror}", hint="name a writable folder") from None
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Response)
 
     def load(path: Path) -> Response | None:

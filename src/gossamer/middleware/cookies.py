@@ -1,7 +1,6 @@
-"""Cookies by RFC 6265bis: the Set-Cookie parser and the jar.
+"""Cookies by RFC 6265bis: the Set-Cookie parser and the cookie jar.
 
-`http.cookies` takes 11 us for a header and drops all of it at the first character that it does not accept; this parser
-takes 7 us."""
+`http.cookies` takes 11 us for a header and drops all of it at the first invalid character; this parser takes 7 us."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from gossamer.model import Request, Response
 from gossamer.urls import host, host_port, is_address, path_query, registered_domain
 
 MAX_BYTES = 4096
-"""Of name and value together."""
+"""Limit of name and value together."""
 MAX_ATTRIBUTE_BYTES = 1024
 MAX_AGE_SECONDS = 400 * 86_400
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -34,21 +33,21 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 
 
 class SetCookie(NamedTuple):
-    """What one header sets, as it is written; whether a host may, the jar decides."""
+    """The cookie of one Set-Cookie header as written; the jar decides whether the host may set it."""
 
     name: str
     value: str
     domain: str
-    """Without a leading dot, in lower case; empty where none is said."""
+    """Without a leading dot, in lower case; empty if missing."""
     path: str
-    """Empty where none is said that begins with a slash."""
+    """Empty unless the header has one that starts with a slash."""
     secure: bool
     expires_at: float
-    """Epoch seconds; -inf for one that ends at once, inf for one that lasts as long as the session."""
+    """Epoch seconds; -inf for an expired cookie, inf for a session cookie."""
 
 
 def parse(text: str, *, now: float) -> SetCookie | None:
-    """One Set-Cookie value; None where the standard says to ignore it. Of each attribute the last valid one counts."""
+    """Parse a Set-Cookie value; None where the standard ignores it. Of equal attributes, the last valid one wins."""
     if len(text) > 8 * MAX_BYTES or _CONTROL.search(text):
         return None
     pair, *rest = text.split(";")
@@ -82,19 +81,19 @@ def parse(text: str, *, now: float) -> SetCookie | None:
 
 
 def _octets(text: str) -> int:
-    """How long it is in a header."""
+    """Return the length in bytes in a header."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def cookie_date(text: str) -> float | None:
-    """Epoch seconds of a date by the standard's own lenient algorithm, which knows no time zone; None if it is none."""
+    """Parse a date by the standard's lenient algorithm, which ignores time zones, to epoch seconds; None if invalid."""
     time: re.Match[str] | None = None
     day = year = month = 0
     for part in _DATE_PART.findall(text):
         if time is None and (time := _TIME.match(part)) is not None:
             continue
         if not day and (found := _DAY.match(part)) is not None:
-            # A day of 0 is a day that was found, and that is wrong.
+            # A day of 0 was found but is invalid.
             day = int(found[1]) or 99
         elif not month and part[:3].lower() in _MONTHS:
             month = _MONTHS.index(part[:3].lower()) + 1
@@ -116,7 +115,7 @@ MAX_KEPT_BYTES = 16_384
 
 
 def cookies(jar: CookieJar) -> Middleware:
-    """Keeps what servers set and sends it back where it belongs; a Cookie header of the request itself stays."""
+    """Store the cookies that servers set, and send them where they belong; a request's own Cookie header stays."""
 
     def wrap(fetch: Fetch) -> Fetch:
         async def fetch_with_cookies(request: Request) -> Response:
@@ -137,7 +136,7 @@ def cookies(jar: CookieJar) -> Middleware:
 
 
 class Cookie(msgspec.Struct, frozen=True):
-    """One cookie and where it may go."""
+    """One cookie and its scope."""
 
     name: str
     value: str
@@ -147,12 +146,12 @@ class Cookie(msgspec.Struct, frozen=True):
     secure: bool
     expires_at: float
     number: int
-    """Its place in the order of creation, which a new value does not change."""
+    """Rank by time of creation, which a new value does not change."""
     changed_at: float = 0.0
-    """When it got this value, or ended; of two copies of a cookie, the younger one counts."""
+    """When it got this value or expired; of two versions of a cookie, the newer one wins."""
 
     def goes_to(self, name: str) -> bool:
-        """Whether a host may get it."""
+        """Whether a host may receive it."""
         return name == self.domain if self.host_only else _domain_matches(name, self.domain)
 
     @property
@@ -161,7 +160,7 @@ class Cookie(msgspec.Struct, frozen=True):
 
 
 class _Kept:
-    """The cookies of one domain, also those that a site has ended: other workers may still have them."""
+    """The cookies of one domain, including expired ones, which other workers may still have."""
 
     __slots__ = ("cookies", "revision")
 
@@ -171,7 +170,7 @@ class _Kept:
 
 
 class CookieJar:
-    """The cookies of one worker, of the domains it saw last; with `per_host` no two hosts share any."""
+    """The cookies of one worker, for the most recently used domains; with `per_host`, hosts share none."""
 
     def __init__(self, clock: Clock, *, per_host: bool = False) -> None:
         self._clock = clock
@@ -180,7 +179,7 @@ class CookieJar:
         self._made = 0
 
     def header(self, url: str) -> str:
-        """The Cookie header for a normal URL; empty if there are none to send."""
+        """Return the Cookie header for a normalized URL; empty if there is nothing to send."""
         name = host(host_port(url))
         kept = self._domains.get(self._home(name))
         if not kept or not kept.cookies:
@@ -200,7 +199,7 @@ class CookieJar:
         return "; ".join(f"{cookie.name}={cookie.value}" if cookie.name else cookie.value for cookie in found)
 
     def store(self, response: Response) -> None:
-        """Take in the Set-Cookie headers of a response."""
+        """Store the cookies of a response's Set-Cookie headers."""
         values = [value for name, value in response.headers if name == "set-cookie"]
         if not values:
             return
@@ -224,22 +223,22 @@ class CookieJar:
             kept.cookies[cookie.key] = msgspec.structs.replace(cookie, changed_at=self._later(kept))
             kept.revision += 1
             if len(kept.cookies) > MAX_COOKIES:
-                # Those that are over make room first, then those that went over open lines.
+                # Evict expired cookies first, then those set over plain HTTP.
                 last = min(kept.cookies.values(), key=lambda one: (one.expires_at > -inf, one.secure, one.number))
                 del kept.cookies[last.key]
 
     def _later(self, kept: _Kept) -> float:
-        """Now, but later than all that is known: workers' clocks differ, and the last word is to count everywhere."""
+        """Return the current time, but after every stored change: clocks differ, and the newest change must win."""
         known = max((cookie.changed_at for cookie in kept.cookies.values()), default=0.0)
         return round(max(self._clock.epoch(), known + 0.001), 3)
 
     def revision(self, site: str) -> int:
-        """A number that grows with every change to the cookies that a site may get."""
+        """Return a number that grows with every change to the cookies of a site."""
         kept = self._domains.get(self._home(host(site)))
         return kept.revision if kept is not None else 0
 
     def dump(self, site: str) -> list[Any]:
-        """The cookies that a site may get, and those that are over: the newest first, and not too many."""
+        """Return the cookies of a site, including expired ones, newest first, up to a limit."""
         name = host(site)
         kept = self._open(name)
         found: list[Any] = []
@@ -256,16 +255,16 @@ class CookieJar:
         return [max((row[6] for row in found), default=0.0), found]
 
     def shared(self, site: str, other: str) -> list[Any] | None:
-        """As `dump`, of what another site of the same domain may get; None if there is nothing, or no such domain."""
+        """Return like `dump` the cookies for another site on this domain; None without cookies or a common domain."""
         if self._per_host or other == site or self._home(host(site)) != self._home(host(other)):
             return None
         plain = self.dump(other)
         return plain if plain[1] else None
 
     def load(self, site: str, plain: Any) -> bool:
-        """Take up what `dump` gave, in this worker or another, cookie by cookie: of two copies the younger one counts.
+        """Merge the result of `dump`, of this worker or another, cookie by cookie: of two versions the newer one wins.
 
-        True if nothing here is younger than what was given, so that there is nothing new to tell."""
+        Returns True if nothing here is newer than `plain`, so that there is no change to share."""
         name = host(site)
         kept = self._open(name)
         try:
@@ -297,7 +296,7 @@ class CookieJar:
         return kept
 
     def _is_same(self, old: Cookie, new: Cookie) -> bool:
-        """Whether at most the end has moved, and not by much: sites set the same cookie with every answer."""
+        """Whether at most the expiry has changed, and not by much: sites set the same cookie with every response."""
         if old.value != new.value or old.secure != new.secure or old.host_only != new.host_only:
             return False
         if old.expires_at == new.expires_at or inf in (old.expires_at, new.expires_at):
@@ -306,14 +305,14 @@ class CookieJar:
         return 0 <= new.expires_at - old.expires_at < max(60.0, left / 10)
 
     def _parse(self, text: str, url: str) -> Cookie | None:
-        """One Set-Cookie value; None where the standard says to ignore it."""
+        """Parse a Set-Cookie value; None where the standard says to ignore it."""
         said = parse(text, now=self._clock.epoch())
         if said is None:
             return None
         own, is_safe = host(host_port(url)), url.startswith("https:")
         if (said.domain and not _may_set(own, said.domain)) or (said.secure and not is_safe):
             return None
-        # A cookie without a name is sent as its value, and could pass for another.
+        # A nameless cookie is sent as its value alone, and could imitate another.
         prefix = said.name.lower() or said.value.lower()
         if prefix.startswith(("__secure-", "__host-")) and not (said.secure and said.name):
             return None
@@ -334,7 +333,7 @@ class CookieJar:
 
 
 def _cookie(row: Any, changed_at: float) -> Cookie:
-    """A row of `dump`; those of earlier versions have one time for all."""
+    """Decode a row of `dump`; rows of earlier versions share one time."""
     name, value, domain, path, flags, until, *at = row
     expires_at = inf if until is None else float(until) or -inf
     return Cookie(
@@ -346,7 +345,7 @@ def _cookie(row: Any, changed_at: float) -> Cookie:
 
 
 def _hides_secure(cookie: Cookie, kept: _Kept) -> bool:
-    """Whether a cookie that came over an open line would take the place of one that only safe lines may set."""
+    """Whether a cookie set over plain HTTP would overwrite one with the Secure attribute."""
     return any(
         old.secure
         and old.expires_at > -inf
@@ -358,7 +357,7 @@ def _hides_secure(cookie: Cookie, kept: _Kept) -> bool:
 
 
 def _may_set(name: str, domain: str) -> bool:
-    """Whether a host may set cookies for a domain: its own, up to the registered one but no public suffix."""
+    """Whether a host may set cookies for a domain: its own, up to the registered one, but no public suffix."""
     if name == domain:
         return True
     return _domain_matches(name, domain) and _domain_matches(domain, registered_domain(name))

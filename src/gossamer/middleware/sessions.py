@@ -1,4 +1,4 @@
-"""Sessions: cookies, a proxy and a set of headers that are used together, and retired together."""
+"""Sessions: cookies, a proxy, and a set of headers that are used together and retired together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gossamer.urls import host_port
 
 MAX_SITES = 10_000
 BLOCKED = frozenset((401, 403, 429))
-"""Answers after which a session is not used again."""
+"""Status codes after which a session is retired."""
 PROXY_TRIES = 3
 
 
 class Session:
-    """One visitor, as a site sees it. Its name chooses its proxy."""
+    """One visitor, from a site's point of view. Its name selects its proxy."""
 
     __slots__ = ("headers", "jar", "name", "retired", "uses")
 
@@ -33,7 +33,7 @@ class Session:
 
 
 class SessionPool:
-    """The sessions of each site, so many at once, taken in turn; of the sites that were met last."""
+    """The sessions of each site, a fixed number used in rotation, for the most recently used sites."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._clock = clock
@@ -46,7 +46,7 @@ class SessionPool:
         self._turn = self._made = 0
 
     def take(self, site: str) -> Session:
-        """The session whose turn it is; a new one in place of one that is retired or used up."""
+        """Return the next session in rotation, replaced by a new one if it is retired or used up."""
         slots = self._sites.get(site)
         if slots is None:
             slots = self._sites[site] = [None] * self._size
@@ -65,7 +65,7 @@ class SessionPool:
 
 
 def sessions(settings: Settings, clock: Clock) -> Middleware:
-    """Sends each request in a session of its site. One that is refused, or whose proxy fails, ends as a whole."""
+    """Send each request in a session of its site. A session is retired when a site blocks it or its proxy fails."""
     pool = SessionPool(settings, clock)
 
     def wrap(fetch: Fetch) -> Fetch:

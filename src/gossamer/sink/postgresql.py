@@ -1,4 +1,4 @@
-"""Alias of `gossamer.storage.postgresql`, kept for programs that read what is stored there."""
+"""Alias of `gossamer.storage.postgresql`, kept for programs that read its tables."""
 
 from gossamer.storage.postgresql import unescaped
 

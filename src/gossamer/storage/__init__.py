@@ -1,1 +1,1 @@
-"""Storage: the formats that sinks write, and how each is read again."""
+"""Storage: the formats that sinks write, and their readers."""

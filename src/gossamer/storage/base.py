@@ -1,8 +1,8 @@
-"""The interfaces of storage: sinks that write records, readers that read them, and stored pages.
+"""The interfaces of storage: sinks write records, readers read them and stored pages.
 
-A reader has the same promise in every format. It sees what was complete when a call began, and nothing of it twice:
-the last line may be half written, a WARC file may end in the middle of a record, a log may become a Parquet file in
-between. Such ends are left out without a word; anything else that cannot be read is an error that names the file."""
+Readers keep one promise in every format: a call sees what was complete when it began, and nothing twice. Files may
+change meanwhile: the last line may be half written, a WARC file may end inside a record, and a log may become a
+Parquet file. Incomplete ends are skipped; anything else that cannot be read is an error that names the file."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 
 Keeps = Literal["rows", "items", "items by page", "keys", "visits", "bodies", "columns"]
-"""What a format keeps: the row of each page; items, and also which page each is from; key and token of each visit;
-every visit, not only the last; whole pages; columns, which answer SQL sooner than lines do."""
+"""What a format stores: a row for each page; items, and also the page of each item; key and token of each visit;
+every visit, not only the last; pages with bodies; columns, which are faster in SQL than lines."""
 PAGE_FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(PageRow)}
-"""The fields of a page's row, and their types."""
+"""The fields of a page's row and their types."""
 
 
 class SinkFormat(NamedTuple):
-    """A format: how sinks of it may be named, where writer and reader are, as `module:function`, and what it keeps."""
+    """A format: names of its sinks, import paths (`module:function`) of writer and reader, and what it stores."""
 
     forms: tuple[str, ...]
     sink: str
     reader: str = ""
-    """Finds what a job has in this format; without one, what is written cannot be read back."""
+    """Finds a job's data in this format; None for formats that cannot be read back."""
     keeps: frozenset[Keeps] = frozenset()
     is_shared: bool = False
-    """Whether it is on a server, so that workers of all machines write to the same one."""
+    """Whether it is on a server that workers of all machines write to."""
 
 
 class SqlSource(NamedTuple):
-    """Files that make a part of a view, and the SELECT by which DuckDB reads them; `{files}` stands for their list."""
+    """Files that are part of a view, and the SELECT with which DuckDB reads them; `{files}` stands for their list."""
 
     files: Sequence[Path]
     select: str
@@ -52,11 +52,11 @@ class SqlSource(NamedTuple):
 
 
 class Reader(Protocol):
-    """Reads what a job has in one format. It blocks, changes nothing, and may be asked by several threads at once."""
+    """Reads a job's data in one format. It blocks, changes nothing, and is thread-safe."""
 
     @property
     def place(self) -> str:
-        """Where that is, for people: without passwords."""
+        """The location for display, without passwords."""
         ...
 
     @property
@@ -64,34 +64,34 @@ class Reader(Protocol):
 
     @property
     def cursor(self) -> type[Cursor]:
-        """The kind of cursor that `search` gives and takes."""
+        """The cursor type that `search` takes and returns."""
         ...
 
     def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
-        """The last record of every page, or with `all_visits` each; with their `items` where these are kept by page.
+        """Yield the last record of every page, or with `all_visits` each; with `items` in formats that link them.
 
-        Where `keys` are not kept, a record's key and token are 0."""
+        In formats without `keys`, a record's key and token are 0."""
         ...
 
     def rows(self, terms: Search) -> Iterator[PageRow]:
-        """The rows of all visits that fit, in no order; one of which a repeated commit left two may be there twice."""
+        """Yield the rows of all matching visits, unordered; one that was committed twice may appear twice."""
         ...
 
     def search(
         self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
     ) -> tuple[list[PageRow], Cursor | None]:
-        """Visits that fit, the newest first, `limit` at most, and where to go on; None when all was looked at.
+        """Return matching visits, newest first, at most `limit`, and a cursor to continue; None after the last.
 
-        A format without an order by time is read through for as long as `go_on` says; then it is a ConfigError."""
+        A format without an index by time is scanned while `go_on` returns true; then ConfigError is raised."""
         ...
 
     def items(self) -> Iterator[bytes]:
-        """The items of all pages as JSON."""
+        """Yield the items of all pages as JSON."""
         ...
 
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
-        """What makes the views `_visits` and `_items`, and those of types of items. What DuckDB cannot read itself is
-        written to `spill`, as lines."""
+        """Return the sources of the views `_visits`, `_items`, and those of item types. Data that DuckDB cannot read
+        itself is written to `spill` as JSON lines."""
         ...
 
 
@@ -99,175 +99,175 @@ class BodyReader(Protocol):
     """Reads pages with their bodies."""
 
     def versions(self, url: str) -> list[Version]:
-        """The stored answers of a URL; redirects and errors are among them."""
+        """Return the stored responses of a URL, including redirects and errors."""
         ...
 
     def row(self, version: Version) -> PageRow:
-        """The row of a version, or as much of it as is known."""
+        """Return the row of a version, as far as it is known."""
         ...
 
     def page(self, version: Version) -> StoredPage | None:
-        """A version as a page; None for one that is none, as a redirect or a 404."""
+        """Return a version as a page; None for responses that are not pages, such as a redirect or a 404."""
         ...
 
     def stream(self, version: Version, size: int) -> Iterator[bytes]:
-        """The body of a version in pieces of at most `size` bytes."""
+        """Yield the body of a version in chunks of at most `size` bytes."""
         ...
 
     def parts(self, which: Which = "last") -> Iterator[ReadPart]:
-        """All pages as pieces of work for several processes."""
+        """Split all pages into parts that several processes can read."""
         ...
 
     def pages(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
-        """The pages of one part. What cannot be read is told to `on_fault`, or raised."""
+        """Yield the pages of one part. Faults are passed to `on_fault`, or raised without it."""
         ...
 
 
 @runtime_checkable
 class KeepsRejected(Protocol):
-    """A reader of a format that also has the items that fit no type; others leave them to `items-rejected.jsonl`."""
+    """A reader of a format that also stores rejected items; others leave them to `items-rejected.jsonl`."""
 
     def rejected(self) -> Iterator[bytes]:
-        """They and why, as JSON."""
+        """Yield rejected items, with the reasons, as JSON."""
         ...
 
 
 OpenReaders = Callable[..., Iterator[Reader]]
-"""Finds the readers of one format that a `StoredJob` has."""
+"""Yields the readers of one format for a `StoredJob`."""
 
 
 def page_row(values: Mapping[str, Any]) -> PageRow:
-    """A row of a table, in which there may be more; what is null is not there."""
+    """Convert a table row to a page row; further columns are ignored, and null means missing."""
     return PageRow(**{name: value for name, value in values.items() if name in PAGE_FIELDS and value is not None})
 
 
 SPOOL = "spool"
 TABLES = "parquet"
-"""Folders of files on their way to a bucket, and of Parquet files; named here, because their own modules need a
-package that may be missing."""
+"""Folders of files waiting for upload, and of Parquet files; defined here because their own modules need packages
+that may not be installed."""
 
 
 class Sink(Protocol):
-    """Keeps records. What `write` has returned for is durable."""
+    """Stores records. When `write` returns, they are durable."""
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
-        """Store all of them; the marks (file -> length) up to which the output is good, of the files that changed.
+        """Store all records; return the marks (file -> length) up to which changed files are valid.
 
-        If it raises, nothing of the call counts: what it wrote is cut off again, and the call may be repeated."""
+        If it raises, nothing is stored: partial output is removed, and the call may be repeated."""
         ...
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
-        """Go back to marks of an earlier moment, because what was written since then did not come to count."""
+        """Truncate to earlier marks, because what was written since then was not committed."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a sink is told when it is opened."""
+    """The arguments of a sink's constructor."""
 
     kind: str = ""
-    """What stands before the colon of its name."""
+    """The part of the sink's name before the colon."""
     target: str
-    """What stands behind the colon of its name: /path in warc:/path, //host/db in mysql://host/db."""
+    """The part of its name after the colon: /path in warc:/path, //host/db in mysql://host/db."""
     folder: Path
-    """Of the job; in a fleet, where its workers put their segments."""
+    """The job's folder; in a fleet, the results folder."""
     settings: Settings
     marks: Mapping[str, int] | None = None
-    """Lengths of files that the frontier vouches for; None in a fleet, where nobody does."""
+    """Committed file lengths in the frontier; None in a fleet, which has none."""
     worker: str = ""
-    """The worker that opens it, in a fleet: others write to their own."""
+    """In a fleet, the worker that opens the sink; other workers write to their own files."""
     types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The types of items that the job declares: name -> field -> what it holds, as `str`, `int` or `json`."""
+    """Declared item types: name -> field -> kind, such as `str`, `int`, or `json`."""
     job: str = ""
-    """The name of the job, in a fleet: the folders of its workers may be called otherwise."""
+    """In a fleet, the job's name, which its workers' folders may not have."""
 
     @property
     def home(self) -> Path:
-        """The folder, from the root."""
+        """The folder as an absolute path."""
         return self.folder.absolute()
 
     @property
     def name(self) -> str:
-        """What the job is called in the names of files."""
+        """The job's name in file names."""
         return self.job or self.home.name
 
     def prefix(self, *, elsewhere: bool) -> str:
-        """What the names of files begin with that nobody else writes.
+        """Return the prefix of file names that only this job writes.
 
-        `elsewhere` than in the job's folder others may write too, and a job of the same name among them."""
+        Outside the job's folder (`elsewhere`), other jobs may write too, even one of the same name."""
         own = f"{self.name}-{self.worker}" if self.worker else self.name
         return f"{own}-{name_digest(self.home)}" if elsewhere else own
 
 
 def name_digest(home: Path) -> str:
-    """What tells jobs of one name apart in the names of files: a digest of the folder, from the root."""
+    """Return a digest of a job's absolute path, which distinguishes jobs of one name in file names."""
     return blake2b(os.fsencode(home), digest_size=4).hexdigest()
 
 
 class Opens(Protocol):
-    """Makes a sink: a class whose `__init__` takes an `Opening`, or a function."""
+    """Creates a sink: a class whose `__init__` takes an `Opening`, or a function."""
 
     def __call__(self, opening: Opening) -> Sink: ...
 
 
 def without_page(record: Record) -> Record:
-    """The record without what only sinks want that keep pages whole."""
+    """Return the record without the fields that only sinks of whole pages store."""
     if record.body or record.found is not None or record.exchange is not None:
         return msgspec.structs.replace(record, body=b"", found=None, exchange=None)
     return record
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored answer of a URL: enough to choose it and to read it, without the body."""
+    """One stored response of a URL: enough to select and read it, without its body."""
 
     url: str
     fetched_at: float
-    """Epoch seconds; whole ones where an index says it."""
+    """Epoch seconds; whole seconds if taken from an index."""
     status: int
     type: str = ""
-    """The media type that the server named; empty where it is not known."""
+    """The media type that the server sent; empty if unknown."""
     digest: str = ""
-    """As the index writes it, sha1: and base 32; equal bodies have equal digests."""
+    """As in the index, sha1: and base 32; equal bodies have equal digests."""
     is_revisit: bool = False
-    """Whether the body is in an earlier record, which had the same."""
+    """Whether the body is in an earlier record with an equal body."""
     file: str = ""
-    """The file that holds it."""
+    """The file that contains it."""
     offset: int = 0
-    """Where in the file."""
+    """Byte offset in the file."""
 
 
 class StoredPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page as it was fetched. What other tools stored has no more than its URL, time, status, headers and body."""
+    """A page as fetched. Pages stored by other tools have only URL, time, status, headers, and body."""
 
     url: str
     status: int
     headers: Headers = ()
-    """Of the answer, names in lower case."""
+    """Response headers, with names in lower case."""
     body: bytes = b""
     fetched_at: float = 0.0
     method: str = "GET"
     posted: bytes = b""
-    """Body of the request."""
+    """Request body."""
     label: str = ""
     meta: dict[str, Any] | None = None
     row: PageRow | None = None
-    """The page's line, as the crawl wrote it."""
+    """The page's row, as the crawl wrote it."""
     cut: str = ""
-    """What was dropped of it, as in `PageRow.cut`."""
+    """What limits dropped, as in `PageRow.cut`."""
     key: int = 0
     token: int = 0
     items: int = 0
-    """How many items the crawl took from it."""
+    """Number of items that the crawl extracted."""
     file: str = ""
     offset: int = 0
 
     @property
     def request(self) -> Request:
-        """The request that brought it, as far as it is known."""
+        """Return the request for this page, as far as it is known."""
         depth, referrer = (self.row.depth, self.row.referrer) if self.row is not None else (0, "")
         return Request(
             self.url,
@@ -282,7 +282,7 @@ class StoredPage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def response(self) -> Response:
-        """The answer, as a spider sees it."""
+        """Return the response, as a spider sees it."""
         return Response(
             url=self.url,
             status=self.status,
@@ -296,7 +296,7 @@ class StoredPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_BODY_BYTES = 128 * 1024 * 1024
-"""A body that is longer is not taken into memory; `Stored.stream` reads it in pieces."""
+"""Longer bodies are not loaded into memory; read them in chunks with `Stored.stream`."""
 
 Which = Literal["last", "all"]
 OnFault = Callable[[ArchiveError], None]

@@ -1,7 +1,7 @@
-"""CSV for spreadsheets: the sink, exact after any kill, and its reader.
+"""CSV for spreadsheets: the sink, exactly-once across crashes, and its reader.
 
-A row counts when its line is whole. A cell may have line breaks in it, so a file that ends within quotes ends in a row
-that is being written."""
+A row is valid if its line is complete. Cells may contain line breaks, so a file that ends inside quotes ends with a
+row that is still being written."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("gossamer.sink")
 PAGES, ITEMS = "pages.csv", "items.csv"
 MORE = "more"
-"""The last column of items.csv: as JSON, the fields of an item that its first line does not name."""
+"""The last column of items.csv: fields missing from the header, as JSON."""
 _COLUMNS = tuple(field.name for field in msgspec.structs.fields(PageRow))
 _RUN_BY_SPREADSHEETS = frozenset("=+-@\t\r\n|%'")
 
 
 class CsvSink:
-    """`pages.csv` and `items.csv`. The columns of items are the fields of the first item, the page's `url` and `more`.
+    """`pages.csv` and `items.csv`. The item columns are the first item's fields, the page's `url`, and `more`.
 
-    Where items have a `url` themselves, the page's is `page_url`. Text that begins with = + - @ or the like has an
-    apostrophe put before it, and so has text that begins with one: to read it back, take one apostrophe away."""
+    If items have a field `url`, the page's column is `page_url`. Text that starts with = + - @ or similar gets an
+    apostrophe in front, and so does text that starts with an apostrophe: remove one apostrophe to read it back."""
 
     def __init__(self, folder: Path, marks: Mapping[str, int]) -> None:
         self._files = AppendedFiles(folder, (PAGES, ITEMS), marks)
-        # A file goes on with the columns that it was begun with.
+        # An existing file keeps its columns.
         self._columns = columns_of(folder / PAGES) or _COLUMNS
         if missing := [name for name in _COLUMNS if name not in self._columns]:
             log.warning(
-                "%s was begun by an earlier version, and goes on without: %s", folder / PAGES, ", ".join(missing)
+                "%s is from an earlier version and stays without the columns %s", folder / PAGES, ", ".join(missing)
             )
         known = columns_of(folder / ITEMS)
         self._fields = tuple(name.removeprefix("'") for name in known[1:-1]) if known else None
@@ -80,14 +80,14 @@ class CsvSink:
 
 
 def open_csv(opening: Opening) -> CsvSink:
-    """The sink named `csv`."""
+    """Open the sink `csv`."""
     if opening.marks is None:
-        raise ConfigError("csv is for crawls on one machine", hint="in a fleet, export its segments when it is done")
+        raise ConfigError("the sink csv works on one machine only", hint="in a fleet, run gossamer export at the end")
     return CsvSink(opening.folder, opening.marks)
 
 
 def cell(value: Any) -> str | int | float:
-    """A value as it stands in a CSV file."""
+    """Convert a value to a CSV cell."""
     if value is None or value is msgspec.UNSET:
         return ""
     if isinstance(value, bool):
@@ -99,7 +99,7 @@ def cell(value: Any) -> str | int | float:
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
-    """The columns of a file, by its first line."""
+    """Read the columns of a file from its first line."""
     with path.open(encoding="utf-8", newline="") as file:
         return tuple(next(csv.reader(file), ()))
 
@@ -112,14 +112,13 @@ _LONGEST_CELL = 1 << 30
 
 
 def csv_readers(job: StoredJob) -> Iterator[Reader]:
-    """That of pages.csv and items.csv in a job's folder."""
+    """Yield the reader of pages.csv and items.csv in a job's folder, if they exist."""
     if (job.folder / PAGES).exists():
         yield CsvReader(job.folder)
 
 
 class CsvReader:
-    """`pages.csv` and `items.csv`. Text stands there with an apostrophe before what a spreadsheet would run, which is
-    taken away."""
+    """Reads `pages.csv` and `items.csv`, and removes the apostrophes that keep spreadsheets from running formulas."""
 
     cursor: type[Cursor] = TimeCursor
 
@@ -149,7 +148,7 @@ class CsvReader:
         rows = csv_rows(self._items)
         names = next(rows, [])
         for cells in rows:
-            # The first column is the page, and the last one has as JSON what the others do not name.
+            # The first column is the page; the last one holds further fields as JSON.
             item: dict[str, Any] = {
                 _text(name): _text(cell) for name, cell in zip(names[1:-1], cells[1:-1], strict=False) if cell
             }
@@ -171,7 +170,7 @@ class CsvReader:
 
 
 def csv_rows(path: Path) -> Iterator[list[str]]:
-    """The whole rows that a file has now, the one with the names of the columns first."""
+    """Yield the complete rows of a file, starting with the header."""
     csv.field_size_limit(_LONGEST_CELL)
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         lines = _Lines(file, os.fstat(file.fileno()).st_size)
@@ -179,11 +178,11 @@ def csv_rows(path: Path) -> Iterator[list[str]]:
             yield from csv.reader(lines, strict=True)
         except csv.Error as error:
             if not lines.is_over:
-                raise SinkError(f"{path}, line {lines.number}: {error}", hint="was the file changed?") from None
+                raise SinkError(f"{path}, line {lines.number}: {error}", hint="was the file edited?") from None
 
 
 class _Lines:
-    """The whole lines of the first bytes of a file."""
+    """The complete lines within the first bytes of a file."""
 
     def __init__(self, file: IO[str], size: int) -> None:
         self._file, self._left = file, size
@@ -193,7 +192,7 @@ class _Lines:
     def __iter__(self) -> Iterator[str]:
         for line in self._file:
             self._left -= len(line) if line.isascii() else len(line.encode("utf-8", "surrogatepass"))
-            # A line break within a cell may be a lone carriage return.
+            # A line break inside a cell may be a lone carriage return.
             if self._left < 0 or (not self._left and not line.endswith("\n")):
                 break
             self.number += 1
@@ -205,7 +204,7 @@ def _page_row(cells: Mapping[str, str]) -> PageRow:
     values: dict[str, Any] = {}
     for name, text in cells.items():
         kind = PAGE_FIELDS.get(name)
-        # What is not always there stands there as an empty cell where it is not.
+        # Optional fields are empty cells if missing.
         if kind is None or (not text and kind not in (int, float, str)):
             continue
         with suppress(ValueError):
@@ -218,7 +217,7 @@ def _text(cell: str) -> str:
 
 
 def _select_pages(there: Sequence[str]) -> str:
-    """The reader of a pages.csv with these columns: one that an earlier version began has fewer."""
+    """Return the SELECT for a pages.csv with these columns; a file of an earlier version has fewer."""
     columns = ", ".join(
         f"{_of_cell(name, kind) if name in there else _NO_TEXT} AS {name}"
         for name, kind in selects.PAGE_COLUMNS.items()
@@ -227,8 +226,8 @@ def _select_pages(there: Sequence[str]) -> str:
 
 
 def _select_items(names: Sequence[str]) -> str:
-    """The reader of an items.csv: an item is what its row has in it, and no more."""
-    # By their places: names that differ only in case are one name in SQL.
+    """Return the SELECT for an items.csv; an item has the fields that are not empty in its row."""
+    # By position: SQL does not distinguish names that differ only in case.
     fields = ", ".join(
         f"{selects.quoted(_text(name))}, nullif({_bare(f'c{place}')}, {_NO_TEXT})"
         for place, name in enumerate(names[1:-1], 1)
@@ -251,5 +250,5 @@ def _of_cell(name: str, kind: str) -> str:
 
 
 def _bare(column: str) -> str:
-    """A cell without the apostrophe that keeps spreadsheets from running it."""
+    """Return the expression for a cell without its protective apostrophe."""
     return f"regexp_replace(coalesce({column}, ''), '^{_NO_TEXT}', '')"

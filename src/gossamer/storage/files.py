@@ -1,4 +1,4 @@
-"""Durable files: complete or append-only, synced, with errors in plain words."""
+"""Durable files: written completely or appended to, synced, with error messages that name the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AWAY = (
 
 
 def write_at(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write all of it; OSError if that cannot be done."""
+    """Write all bytes; raises OSError otherwise."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -26,23 +26,23 @@ def write_at(descriptor: int, data: bytes | bytearray | memoryview, offset: int)
 
 
 def sync(descriptor: int) -> None:
-    """Return when what was written would survive a loss of power."""
+    """Flush to disk; what was written before survives a power loss."""
     os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
 
 
 def cut(path: Path, mark: int) -> None:
-    """Cut off what no commit covers; a file shorter than its mark is an error."""
+    """Truncate a file to its committed length; a shorter file is an error."""
     found = path.stat().st_size
     if found < mark:
         raise SinkError(
-            f"{path} has {found} bytes, but the frontier says that {mark} were written: part of it is gone",
+            f"{path} has {found} bytes, but {mark} were committed: part of the file is lost",
             hint="restore the file, or start a new job with --job NAME",
         )
     os.truncate(path, mark)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names of new and renamed files durable."""
+    """Make the names of new and renamed files in a folder durable."""
     if os.name != "nt":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -52,7 +52,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock a file until it is closed; False if somebody else has. Where there are no locks it is always ours."""
+    """Lock a file until it is closed; False if another process holds the lock. Without lock support, always True."""
     try:
         import fcntl
     except ImportError:
@@ -62,13 +62,13 @@ def hold(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # Some shared folders know no locks.
+        # Some network file systems do not support locks.
         return True
     return True
 
 
 def replace(path: Path, data: bytes | bytearray) -> None:
-    """Put a whole file in the place of another, or of none."""
+    """Write a file atomically, replacing an existing one."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         with draft.open("wb") as file:
@@ -82,24 +82,24 @@ def replace(path: Path, data: bytes | bytearray) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether space will cure it."""
+    """Whether the error means that disk space is missing."""
     return error.errno in _FULL
 
 
 def in_words(error: OSError) -> SinkError:
-    """SinkFull if space will cure it, else SinkError."""
+    """Translate an OSError: SinkFull if disk space is missing, else SinkError."""
     kind = SinkFull if is_full(error) else SinkError
-    return kind(f"output could not be written: {error.strerror}", hint="free some disk space")
+    return kind(f"cannot write output: {error.strerror}", hint="free some disk space")
 
 
 def in_words_of(folder: Path, error: OSError) -> SinkError:
-    """The same of a folder that machines share: what is away is waited for as well as space."""
+    """Translate an OSError of a shared folder, where an unavailable folder is waited for like missing space."""
     kind = SinkFull if is_full(error) or error.errno in _AWAY else SinkError
     return kind(f"{folder}: {error.strerror}", hint="is the folder mounted, writable, and not full?")
 
 
 class AppendedFiles:
-    """Files in a folder whose one writer is the owner of the frontier. A file shorter than its mark is an error."""
+    """Files in a folder, appended to only by the owner of the frontier. A file shorter than its mark is an error."""
 
     def __init__(self, folder: Path, names: Sequence[str], marks: Mapping[str, int]) -> None:
         self._files: dict[str, int] = {}
@@ -108,7 +108,7 @@ class AppendedFiles:
             self._files[name] = _open(folder / name, mark)
 
     async def append(self, parts: Mapping[str, bytes | bytearray]) -> Mapping[str, int]:
-        """Make all parts durable, or none; the new lengths."""
+        """Append to all files durably, or to none; return the new lengths."""
         await asyncio.get_running_loop().run_in_executor(None, self._append, parts)
         return dict(self.marks)
 
@@ -128,20 +128,20 @@ class AppendedFiles:
             self.marks[name] += len(part)
 
     def rewind(self, marks: Mapping[str, int]) -> None:
-        """Go back to earlier lengths."""
+        """Truncate to earlier lengths."""
         for name in self.marks:
             self.marks[name] = marks.get(name, 0)
             os.ftruncate(self._files[name], self.marks[name])
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
 
 def _open(path: Path, mark: int) -> int:
-    """Open a file and cut off what no commit covers."""
+    """Open a file and truncate it to its committed length."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

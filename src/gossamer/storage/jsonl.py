@@ -1,7 +1,7 @@
-"""JSON lines: the sink, exact after any kill, its reader, and the file of rejected items.
+"""JSON lines: the sink, exactly-once across crashes, its reader, and the file of rejected items.
 
-A line counts when its newline is there. The one behind the last newline is being written at this moment, or a kill has
-left half of it, which the next run cuts off; the last frame of a compressed file likewise."""
+A line is valid if it ends with a newline. Text after the last newline is still being written, or a crash left it and
+the next run truncates it; likewise the last frame of a compressed file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _encode_into = msgspec.json.Encoder().encode_into
 
 
 class RejectedSink:
-    """`items-rejected.jsonl` in a job's folder, exact after any kill; it is not there before it is needed."""
+    """`items-rejected.jsonl` in a job's folder, exactly-once across crashes; created with the first rejected item."""
 
     def __init__(self, folder: Path, marks: Mapping[str, int]) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class RejectedSink:
 
 
 def rejected_lines(records: Sequence[Record]) -> bytearray:
-    """The lines for what the records keep aside; mostly none."""
+    """Encode the rejected items of records as lines; usually none."""
     lines = bytearray()
     for record in records:
         for one in record.rejected:
@@ -66,7 +66,7 @@ def rejected_lines(records: Sequence[Record]) -> bytearray:
 
 
 def count_rejected(folder: Path) -> int:
-    """How many items a job has kept aside so far."""
+    """Count the rejected items of a job."""
     try:
         with (folder / REJECTED).open("rb") as file:
             return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
@@ -80,9 +80,9 @@ _READ_BYTES = 1 << 18
 
 
 class JsonlSink:
-    """`pages.jsonl` and `items.jsonl` in a folder; their one writer is the owner of the frontier.
+    """`pages.jsonl` and `items.jsonl` in a folder, written only by the owner of the frontier.
 
-    With a coding, zstd or gzip, each call of `write` adds a frame of its own: tools read them as one."""
+    With a coding, zstd or gzip, each call of `write` appends a frame; tools read several frames as one stream."""
 
     def __init__(self, folder: Path, marks: Mapping[str, int], *, coding: str = "") -> None:
         self._pages, self._items = PAGES + SUFFIXES[coding], ITEMS + SUFFIXES[coding]
@@ -105,13 +105,13 @@ class JsonlSink:
 
 
 def open_jsonl(opening: Opening) -> JsonlSink:
-    """The sink named `jsonl`, `jsonl:zstd` or `jsonl:gzip`."""
+    """Open the sink `jsonl`, `jsonl:zstd`, or `jsonl:gzip`."""
     return JsonlSink(opening.folder, opening.marks or {}, coding=opening.target)
 
 
 def lines_of(folder: Path, name: str) -> Iterator[bytes]:
-    """The whole lines that `pages.jsonl` or `items.jsonl` has now, in whichever form it is there; FileNotFoundError if
-    in none. What is behind the last of them is being written, or was when a kill came."""
+    """Yield the complete lines of `pages.jsonl` or `items.jsonl`, compressed or not; FileNotFoundError if neither
+    exists. An incomplete last line is skipped."""
     suffix = next((one for one in list(SUFFIXES.values())[::-1] if (folder / (name + one)).exists()), "")
     path, rest = folder / (name + suffix), b""
     with path.open("rb") as file:
@@ -122,7 +122,7 @@ def lines_of(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _plain_pieces(file: IO[bytes], suffix: str, path: Path) -> Iterator[bytes]:
-    """What a file has now, decompressed; a frame that is not whole, as far as it goes."""
+    """Yield a file's content, decompressed; of an incomplete frame, as much as possible."""
     left = os.fstat(file.fileno()).st_size
     inflate: Any = None
     while left > 0 and (data := file.read(min(_READ_BYTES, left))):
@@ -133,7 +133,7 @@ def _plain_pieces(file: IO[bytes], suffix: str, path: Path) -> Iterator[bytes]:
             try:
                 piece = inflate.decompress(data)
             except (*GZIP_ERRORS, zstd.ZstdError) as error:
-                raise SinkError(f"{path}: {error}", hint="was the file changed?") from None
+                raise SinkError(f"{path}: {error}", hint="was the file edited?") from None
             data = inflate.unused_data if inflate.eof else b""
             yield piece
         if not suffix:
@@ -157,14 +157,14 @@ _CODINGS: Mapping[str, Callable[[bytearray], bytes | bytearray]] = {"": lambda d
 
 _CHUNK_BYTES = 1 << 20
 _LOOK_BYTES = 64 << 20
-"""What one search reads at most; the next one goes on there."""
+"""Max bytes that one search reads; the next one continues there."""
 _LATE_SECONDS = 3600.0
-"""Lines are in the order in which pages were stored, which is no longer than this after they were fetched."""
+"""Lines are in the order of storage, at most this long after the fetch."""
 _decode_row = msgspec.json.Decoder(PageRow).decode
 
 
 class _RecordLine(msgspec.Struct):
-    """A line of a segment, as far as its page goes."""
+    """A line of a segment, without its items."""
 
     page: PageRow
 
@@ -173,19 +173,19 @@ _decode_line = msgspec.json.Decoder(_RecordLine).decode
 
 
 def jsonl_readers(job: StoredJob) -> Iterator[Reader]:
-    """That of pages.jsonl and items.jsonl in a job's folder, in whichever form they are there."""
+    """Yield the reader of pages.jsonl and items.jsonl in a job's folder, compressed or not."""
     pages, items = lines_name(job.folder, PAGES), lines_name(job.folder, ITEMS)
     if pages is not None or items is not None:
         yield JsonlReader(job.folder, pages, items)
 
 
 def lines_name(folder: Path, name: str) -> str | None:
-    """How a file of lines is called in this folder: as it is, or with the suffix of its compression."""
+    """Return the name of a file of lines in this folder, with the suffix of its compression; None if missing."""
     return next((name + suffix for suffix in SUFFIXES.values() if (folder / (name + suffix)).exists()), None)
 
 
 class JsonlReader:
-    """`pages.jsonl` and `items.jsonl`. A plain file is searched from its end, a compressed one is read through."""
+    """Reads `pages.jsonl` and `items.jsonl`. Searches a plain file from its end, and scans a compressed one."""
 
     def __init__(self, folder: Path, pages: str | None, items: str | None) -> None:
         self._folder, self._pages, self._items = folder, pages, items
@@ -202,13 +202,13 @@ class JsonlReader:
             try:
                 yield Record(key=0, token=0, page=_decode_row(line))
             except msgspec.DecodeError as error:
-                raise SinkError(f"{self.place}, line {number}: {error}", hint="was the file changed?") from None
+                raise SinkError(f"{self.place}, line {number}: {error}", hint="was the file edited?") from None
 
     def rows(self, terms: Search) -> Iterator[PageRow]:
         return (row for row in self._found(terms) if row is not None)
 
     def _found(self, terms: Search) -> Iterator[PageRow | None]:
-        """The rows that fit; None stands for some that do not."""
+        """Yield the matching rows; None stands for some that do not match."""
         lines = (
             lines_with(self._folder / PAGES, terms.needles()) if self._pages == PAGES else lines_of(self._folder, PAGES)
         )
@@ -233,7 +233,7 @@ class JsonlReader:
 
 
 def rows_in(lines: Iterator[bytes], terms: Search) -> Iterator[PageRow | None]:
-    """The rows of pages that fit; None for lines that do not. A line that is none is passed over."""
+    """Yield the matching rows; None for lines that do not match. Invalid lines are skipped."""
     needles = terms.needles()
     for line in lines:
         row = None
@@ -243,7 +243,7 @@ def rows_in(lines: Iterator[bytes], terms: Search) -> Iterator[PageRow | None]:
 
 
 def lines_with(path: Path, needles: Sequence[bytes] = ()) -> Iterator[bytes]:
-    """The whole lines that a plain file has now; where pieces of it have no needle, without the lines of these."""
+    """Yield the complete lines of a plain file, without those of chunks that contain none of the needles."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         left, rest = os.fstat(file.fileno()).st_size, b""
         while left > 0 and (data := file.read(min(_CHUNK_BYTES, left))):
@@ -258,7 +258,7 @@ def lines_with(path: Path, needles: Sequence[bytes] = ()) -> Iterator[bytes]:
 
 
 def row_of(line: bytes) -> PageRow | None:
-    """The row of a page, of its own line or of a record's; None if the line is neither."""
+    """Decode the row of a page, from a row or a record; None if the line is neither."""
     with suppress(msgspec.DecodeError):
         return _decode_row(line) if line.startswith(b'{"url":') else _decode_line(line).page
     return None
@@ -267,7 +267,7 @@ def row_of(line: bytes) -> PageRow | None:
 def search_lines(
     files: Sequence[Path], terms: Search, *, after: Any, limit: int
 ) -> tuple[list[PageRow], ByteCursor | None]:
-    """Pages that fit, from the ends of files, the newest of which comes first; and where to go on."""
+    """Search files backwards, starting with the newest; return matching pages and a cursor to continue."""
     names = [path.name for path in files]
     if after is not None and after.file not in names:
         return [], None
@@ -290,9 +290,9 @@ def search_lines(
 
 
 def _backwards(path: Path, before: int, needles: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that end before a byte, the last one first, each with the byte that it begins at.
+    """Yield the lines that end before a byte offset, last one first, each with the offset of its start.
 
-    Lines without a needle need not be given; where there are many in a row, an empty one stands for them."""
+    Lines without a needle may be skipped; an empty line stands for many in a row."""
     with path.open("rb") as file:
         rest, end = b"", before
         while end > 0:
@@ -305,7 +305,7 @@ def _backwards(path: Path, before: int, needles: tuple[bytes, ...]) -> Iterator[
                 yield begin + head + 1, b""
                 continue
             lines = data.split(b"\n")
-            # What comes first may be the end of a line that begins in the chunk before.
+            # The first part may be the end of a line that starts in the chunk before.
             rest = lines[0]
             at = begin + len(data)
             for line in reversed(lines[1:]):

@@ -1,4 +1,4 @@
-"""The sink of pages and items as MariaDB or MySQL tables."""
+"""The MariaDB and MySQL sink: pages and items as tables."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MySqlSink:
         self._connection: Any = None
         self._packet_bytes = 0
         columns = ", ".join(f"`{name}`" for name in NAMES)
-        # A late worker's visit does not replace a newer one. The token comes last: changes are made one by one.
+        # A late worker's visit must not replace a newer one. The token is last: assignments run in order.
         changes = ", ".join(f"`{name}` = IF(VALUES(token) >= token, VALUES(`{name}`), `{name}`)" for name in COLUMNS)
         self._insert = f"INSERT INTO {names.pages} ({columns}) VALUES "
         self._update = f" ON DUPLICATE KEY UPDATE {changes}, token = GREATEST(token, VALUES(token))"
@@ -128,7 +128,7 @@ class MySqlSink:
         await self._run("COMMIT")
 
     async def _make(self, table: ItemTable) -> None:
-        """Make the table of a type of items, or add what it has got since. The comment of a column is its kind."""
+        """Create the table of an item type, or add missing columns. A column's comment is its kind."""
         there = await self._run(
             "SELECT column_name, column_comment FROM information_schema.columns"
             f" WHERE table_schema = DATABASE() AND table_name = {_literal(table.name)}"
@@ -148,11 +148,11 @@ class MySqlSink:
     async def _put(self, rows: Sequence[str], head: str, tail: str) -> None:
         limit = self._packet_bytes - 1000
         for row in rows:
-            # Told here, because the server only hangs up.
+            # Checked here, because the server would only close the connection.
             if len(row) * 4 > limit and len(row.encode()) + len(head) + len(tail) > limit:
                 raise SinkError(
                     f"{self.server}: a row of {len(row):,} characters is longer than its max_allowed_packet",
-                    hint="raise that setting of the server",
+                    hint="raise max_allowed_packet on the server",
                 )
         for statement in in_parts(rows, head, tail, most_bytes=min(1_000_000, limit // 4)):
             await self._run(statement)
@@ -182,7 +182,7 @@ class MySqlSink:
 
 
 def open_mysql(opening: Opening) -> TableSink:
-    """The sink named `mysql://user@host/database`."""
+    """Open the sink `mysql://user@host/database`."""
     url, names, tables = address(opening, "mysql")
     return TableSink(MySqlSink(url, names, tables), tables)
 
@@ -201,14 +201,14 @@ def _typed_row(row: Sequence[Any], table: ItemTable) -> str:
 
 
 def _utc(text: str) -> str:
-    """A time as the server keeps it: in UTC, without saying so."""
+    """Convert a time to the column's form: UTC without a zone."""
     when = datetime.fromisoformat(text)
     return (when.astimezone(UTC) if when.tzinfo is not None else when).replace(tzinfo=None).isoformat(" ")
 
 
 def _literal(value: Any) -> str:
     if isinstance(value, str):
-        # Quoted by the sql_mode that the session has, in utf8mb4: no other character has a meaning.
+        # Quoted for the session's sql_mode and utf8mb4, where no other character is special.
         return "'" + value.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"
     if value is None:
         return "NULL"

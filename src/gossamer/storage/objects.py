@@ -1,4 +1,15 @@
-"""Objects in S3, Azure, Google, or a folder: files are written in a spool and uploaded when they are complete."""
+"""Object stores (S3, Azure, Google, or a folder): files are written to a local spool, then uploaded.
+
+An object cannot be appended to, so records are collected in a file of the spool. The file is uploaded when it reaches a
+size or an age, and deleted after the store has confirmed it.
+
+Invariants: a commit returns only when its records are durable, on the spool's disk or, for a fleet's worker, in the
+bucket as a small part object; object names are unique to a job, so no job overwrites another's objects; the spool is
+bounded.
+
+Failure cases: while the bucket is unavailable, files wait in the spool, and a full spool stops writing (SinkFull). What
+a crashed run left in the spool is truncated to its marks and uploaded by the next run. An upload that is repeated
+replaces the object with equal content."""
 
 from __future__ import annotations
 
@@ -51,16 +62,16 @@ _STOPS = (
 
 
 class Bucket:
-    """A store and a prefix, as `scheme://bucket/prefix` names them; credentials are those of the environment."""
+    """An object store and a prefix, named `scheme://bucket/prefix`; credentials come from the environment."""
 
     def __init__(self, url: str, *, endpoint: str = "", region: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme not in _ENDPOINTS or not (parts.netloc or parts.scheme == "file"):
-            raise ConfigError("sink: no such object store", hint="there are s3://, gs://, az:// and file:///path")
+            raise ConfigError("sink: unknown object store", hint="use s3://, gs://, az:// or file:///path")
         if "@" in parts.netloc:
             raise ConfigError(
-                "sink: credentials do not belong into the address of a bucket",
-                hint="export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=..., or what the store's own tools take",
+                "sink: credentials are not allowed in the address of a bucket",
+                hint="export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=..., or what the store's own tools use",
             )
         self.url = url
         endpoint = endpoint or next((os.environ[name] for name in _ENDPOINTS[parts.scheme] if os.environ.get(name)), "")
@@ -74,15 +85,15 @@ class Bucket:
             options["client_options"] = {
                 "allow_http": endpoint.startswith("http://"), "connect_timeout": "10s", "timeout": "120s",
             }  # fmt: skip
-            # What takes longer than this is tried again by who called, and said aloud.
+            # Longer outages are retried by the caller, which logs them.
             options["retry_config"] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
         try:
             self._store = from_url(url, **options)
         except (faults.BaseError, ValueError) as error:
-            raise ConfigError(f"sink {url}: {_said(error)}", hint="as in s3://bucket/prefix") from None
+            raise ConfigError(f"sink {url}: {_said(error)}", hint="use s3://bucket/prefix") from None
 
     async def put(self, name: str, source: Path | bytes) -> None:
-        """Store an object, in several parts if it is large; returns when the store has all of it."""
+        """Upload an object, in several parts if it is large; returns when the store has confirmed it."""
         try:
             await obstore.put_async(self._store, name, source, chunk_size=_CHUNK_BYTES, max_concurrency=_PUTS_AT_ONCE)
             if self._folder is not None:
@@ -90,12 +101,12 @@ class Bucket:
             if isinstance(source, Path):
                 found = (await obstore.head_async(self._store, name))["size"]
                 if found != source.stat().st_size:
-                    raise SinkError(f"{self.url}/{name} has {found} bytes, and {source} {source.stat().st_size}")
+                    raise SinkError(f"{self.url}/{name} has {found} bytes, but {source} has {source.stat().st_size}")
         except (faults.BaseError, OSError) as error:
             raise self._in_words(error) from error
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are not there are no fault."""
+        """Delete objects; missing ones are ignored."""
         try:
             await obstore.delete_async(self._store, list(names))
         except FileNotFoundError:
@@ -106,20 +117,20 @@ class Bucket:
     def _in_words(self, error: Exception) -> SinkError:
         if isinstance(error, _STOPS):
             return SinkError(
-                f"{self.url}: {_said(error)}", hint="is there such a bucket, and may these credentials write to it?"
+                f"{self.url}: {_said(error)}", hint="does the bucket exist, and may these credentials write to it?"
             )
         return SinkFull(f"{self.url}: {_said(error)}", hint="is the store up, and reachable from here?")
 
 
 def _sync(path: Path) -> None:
-    # The library leaves that to the system's leisure.
+    # The library does not sync files.
     with path.open("rb") as file:
         os.fsync(file.fileno())
     files.sync_folder(path.parent)
 
 
 def _said(error: Exception) -> str:
-    """The first line of an error, without what may be a signature."""
+    """Return the first line of an error, without a possible signature."""
     return re.sub(r"\?\S+", "?...", (str(error).splitlines() or [""])[0])[:300]
 
 
@@ -131,7 +142,7 @@ _encode_into = msgspec.json.Encoder().encode_into
 
 
 class ItemLine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An item and where it is from."""
+    """An item with its page."""
 
     key: int
     token: int
@@ -141,18 +152,18 @@ class ItemLine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RejectedLine(Rejected, frozen=True, gc=False, kw_only=True):
-    """An item that was kept aside, and where it is from."""
+    """A rejected item with its page."""
 
     key: int
     token: int
 
 
 class LineFiles:
-    """`pages-NAME-00000.jsonl.zst`, `items-...` and `rejected-...` in a folder of our own; those that grow are `.open`.
+    """`pages-NAME-00000.jsonl.zst`, `items-...`, and `rejected-...` in a private folder; open files end in `.open`.
 
-    Each line carries key and token of its visit, and each call of `write` is a zstd frame of its own. A file is
-    finished at `max_bytes` or after `max_seconds`, with the call after the one that filled it: only then is it certain
-    that the last one counts. What a killed run left is cut to its marks and finished."""
+    Each line has the key and token of its visit, and each call of `write` is a zstd frame. A file is finished at
+    `max_bytes` or after `max_seconds`, by the call after the one that filled it: only then is the last one known to be
+    committed. Files of a crashed run are truncated to their marks and finished."""
 
     def __init__(
         self,
@@ -169,7 +180,7 @@ class LineFiles:
         self._max_bytes, self._max_seconds = max_bytes, max_seconds
         self._clock = clock or SystemClock()
         self._files: dict[str, _File] = {}
-        # A caller that was cancelled leaves its thread writing.
+        # A cancelled call leaves its thread writing: later calls wait for it.
         self._lock = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -236,8 +247,8 @@ class LineFiles:
                     self._files[stream].finish()
                     del self._files[stream]
         except OSError as error:
-            # The lines are safe: the next start finishes the file.
-            log.warning("%s: not finished: %s", self._folder, error.strerror)
+            # The lines are durable: the next start finishes the file.
+            log.warning("%s: cannot finish the file: %s", self._folder, error.strerror)
 
     def _mark(self, path: Path) -> str:
         return str(path.relative_to(self._home)).removesuffix(OPEN)
@@ -282,7 +293,7 @@ def _settle(path: Path, size: int) -> None:
 
 
 def _finish(path: Path) -> None:
-    """Give a file its name; one without a line goes away."""
+    """Rename a file to its final name, or delete it if it is empty."""
     path.rename(path.with_name(path.name.removesuffix(OPEN))) if path.stat().st_size else path.unlink()
     files.sync_folder(path.parent)
 
@@ -294,28 +305,28 @@ _AT_ONCE, _LONGEST_WAIT_SECONDS = 4, 30.0
 
 
 class BucketOptions(NamedTuple):
-    """What may stand behind the ? of an address."""
+    """The query parameters of a bucket's address."""
 
     endpoint: str = ""
     region: str = ""
     object_bytes: int = 0
-    """Size at which the next object begins; 0: the setting `archive_bytes`."""
+    """Size at which the next object starts; 0: the setting `archive_bytes`."""
     object_seconds: int = OBJECT_SECONDS
-    """Age at which an object of lines is finished, with the page that comes next."""
+    """Age at which an object of lines is finished, with the next page."""
     spool_bytes: int = SPOOL_BYTES
-    """What may lie in the spool; more than that, and the crawl waits for the bucket."""
+    """Max size of the spool; beyond it, the crawl waits for the bucket."""
 
 
 class ObjectSink:
-    """Puts the files that another sink has finished into a bucket, and takes them out of the spool.
+    """Uploads the files that another sink has finished, and deletes them from the spool.
 
-    A job of one machine has its frontier on the same disk as the spool: there, what is synced in the spool is stored,
-    and the next run puts into the bucket what a killed one has left. A machine of a fleet may never come back: with
-    `pieces`, `write` returns when the bucket has all of the call, as a small object of its own. The small ones are
-    deleted when the whole file that they are part of is there."""
+    On one machine, frontier and spool are on the same disk: a record that is synced in the spool is durable, and the
+    next run uploads what a crashed one left. A machine of a fleet may never come back: with `pieces`, `write` returns
+    when the bucket has the data of the call as a small object of its own. These part objects are deleted after the
+    upload of the file that contains them."""
 
     patience_seconds = 60.0
-    """How long it is tried at the end, when nothing comes through any more."""
+    """Seconds for which uploads are retried at the end without progress."""
 
     def __init__(
         self, inner: Sink, bucket: Bucket, spool: Path, *, home: Path, pieces: bool, spool_bytes: int = SPOOL_BYTES
@@ -338,12 +349,12 @@ class ObjectSink:
                 raise self._fault
             if not self._known:
                 await self._knock()
-            # What is not finished yet can only become so by being written to.
+            # Only further writes can finish an open file.
             if self._spooled_bytes() > self._spool_bytes and self._finished():
                 self._ship()
                 raise SinkFull(
-                    f"{self._spool} has more than {self._spool_bytes:,} bytes that {self._bucket.url} has not taken",
-                    hint="is the store up, and fast enough? ?spool_bytes=N allows more",
+                    f"{self._spool} has more than {self._spool_bytes:,} bytes waiting for {self._bucket.url}",
+                    hint="is the store up, and fast enough? Raise the limit with ?spool_bytes=N",
                 )
             marks = await self._inner.write(records)
             if self._pieces is not None:
@@ -357,11 +368,11 @@ class ObjectSink:
             return marks
 
     async def _knock(self) -> None:
-        """Find out with the first page, not after the first gigabyte, that nothing may be written there."""
+        """Test write access with the first page, not after the first gigabyte."""
         try:
             await self._bucket.put(PROBE, b"")
         except SinkFull:
-            # Without pieces that is a matter of later.
+            # Without part objects, temporary faults are retried later.
             if self._pieces is not None:
                 raise
         self._known = True
@@ -374,7 +385,7 @@ class ObjectSink:
                 stem, dot, suffix = path.name.partition(".")
                 name = f"{stem}-piece-{begin:012}{dot}{suffix}"
                 await self._bucket.put(name, await asyncio.to_thread(_read, path, begin, end))
-                # Noted at once, so that it is deleted too if the next one fails.
+                # Recorded at once, so that it is also deleted if the next upload fails.
                 known = pieces.setdefault(path.name, [])
                 if name not in known:
                     known.append(name)
@@ -384,7 +395,7 @@ class ObjectSink:
         self._sizes = {mark: marks.get(mark, 0) for mark in self._sizes}
 
     async def aclose(self) -> None:
-        """Finish all files and put them into the bucket; SinkError if it does not take them."""
+        """Finish all files and upload them; SinkError if the bucket does not accept them."""
         async with self._turn:
             await self._inner.aclose()
             self._failing_since = None
@@ -402,22 +413,22 @@ class ObjectSink:
             self._clear()
         elif self._pieces is None:
             raise self._fault or SinkError(
-                f"{self._bucket.url} has not taken {len(left)} files, which are safe in {self._spool}",
-                hint="the same command again puts them there",
+                f"{len(left)} files are not uploaded to {self._bucket.url}; they are kept in {self._spool}",
+                hint="run the same command again to upload them",
             )
         else:
             self._clear()
-            log.warning("%s has %d files in pieces: it did not take them whole", self._bucket.url, len(left))
+            log.warning("%s has %d files only as part objects: their upload failed", self._bucket.url, len(left))
 
     def _clear(self) -> None:
-        """Leave no empty folder of a fleet's worker behind."""
+        """Remove the empty folders of a fleet's worker."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
             shutil.rmtree(self._spool, ignore_errors=True)
 
     def _ship(self) -> None:
-        """See to it that finished files are on their way."""
+        """Start uploading finished files, unless an upload is running."""
         if (self._shipping is None or self._shipping.done()) and self._finished():
             self._shipping = asyncio.create_task(self._put_finished())
 
@@ -429,7 +440,7 @@ class ObjectSink:
             faults = [fault for fault in done if fault is not None]
             final = [fault for fault in faults if not isinstance(fault, SinkFull)]
             if final:
-                # Told by the next call.
+                # Reported by the next call.
                 self._fault = _in_words(final[0])
                 return
             if not faults:
@@ -447,14 +458,14 @@ class ObjectSink:
             try:
                 await self._bucket.delete(pieces)
             except SinkError as error:
-                log.warning("%d pieces of %s stay beside it: %s", len(pieces), path.name, error)
+                log.warning("%d part objects of %s were not deleted: %s", len(pieces), path.name, error)
         path.unlink()
 
     def _has_failed_for(self, seconds: float) -> bool:
         return self._failing_since is not None and self._clock.monotonic() - self._failing_since > seconds
 
     def _finished(self) -> list[Path]:
-        """What is whole and has to go, an index after what it is of."""
+        """Return finished files to upload, an index after its file."""
         there = [path for path in self._spool.iterdir() if path.suffix not in (_OPEN, "") and path.name[0] != "."]
         return sorted(there, key=lambda path: (path.suffix == ".cdxj", path.name))
 
@@ -467,7 +478,7 @@ class ObjectSink:
 
 
 def open_objects(opening: Opening) -> ObjectSink:
-    """The sinks named `s3://bucket/prefix` and `warc+s3://bucket/prefix`, and the same with gs, az and file."""
+    """Open the sinks `s3://bucket/prefix` and `warc+s3://bucket/prefix`, and the same with gs, az, and file."""
     form, _, scheme = opening.kind.rpartition("+")
     address, _, query = opening.target.partition("?")
     options = _options(query)
@@ -476,7 +487,7 @@ def open_objects(opening: Opening) -> ObjectSink:
     in_fleet = opening.marks is None
     spool, name = _new_spool(home) if in_fleet else _own_spool(home, opening)
     prefix = f"{re.sub(r'[^A-Za-z0-9_]+', '_', home.name)[:60]}-{name}"
-    # Some of them have to find room in the spool.
+    # Several files share the space of the spool.
     max_bytes = min(options.object_bytes or opening.settings.archive_bytes, options.spool_bytes // 4)
     inner: Sink
     if form == "warc":
@@ -500,7 +511,7 @@ def _options(query: str) -> BucketOptions:
     given = dict(parse_qsl(query))
     if unknown := given.keys() - set(BucketOptions._fields):
         raise ConfigError(
-            f"sink: no such options: {', '.join(sorted(unknown))}", hint=f"there are {', '.join(BucketOptions._fields)}"
+            f"sink: unknown options: {', '.join(sorted(unknown))}", hint=f"use {', '.join(BucketOptions._fields)}"
         )
     try:
         return BucketOptions(
@@ -513,14 +524,14 @@ def _options(query: str) -> BucketOptions:
 
 
 def _own_spool(home: Path, opening: Opening) -> tuple[Path, str]:
-    """The spool of a job of one machine, and the name of its objects: kept with it, so that no two jobs share one."""
+    """Return a local job's spool and the name of its objects, stored in it, so that no two jobs share one."""
     spool = home / SPOOL / _spool_name(f"{opening.kind}:{opening.target}")
     try:
         spool.mkdir(parents=True, exist_ok=True)
         named = set(map(_spool_name, opening.settings.sink))
         for other in (home / SPOOL).iterdir():
             if other.name not in named and any(path.suffix for path in other.iterdir()):
-                log.warning("%s has files for a bucket that is not named any more; name its sink again", other)
+                log.warning("%s has files for a bucket that is no longer a sink of the job; add its sink again", other)
         if not (spool / _NAME).exists():
             files.replace(spool / _NAME, secrets.token_hex(4).encode())
             files.sync_folder(spool)
@@ -535,7 +546,7 @@ def _spool_name(sink: str) -> str:
 
 
 def _new_spool(home: Path) -> tuple[Path, str]:
-    """A spool for this run of a fleet's worker. What killed ones of this machine left is in the bucket already."""
+    """Create a spool for this run of a fleet's worker. The data of crashed ones here are in the bucket already."""
     machine, name = quote(os.uname().nodename, safe=""), secrets.token_hex(4)
     try:
         for other in (home / SPOOL).glob(f"{machine}-*"):

@@ -1,4 +1,4 @@
-"""The Parquet sink: rows in logs that are sealed into Parquet files."""
+"""The Parquet sink: appends rows to logs, which are later sealed into Parquet files."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from gossamer.storage.parquet_files import ItemColumns, known_columns
 
 log = logging.getLogger("gossamer.sink")
 SEAL_BYTES = 32 * 1024 * 1024
-"""Of a log, about 70,000 pages: all of it is in memory, about three times, while it becomes a Parquet file."""
+"""Limit of a log, about 70,000 pages: sealing loads all of it, and takes about three times its size in memory."""
 SEAL_SECONDS = 3600.0
 PARTITIONS = ("day", "site")
 
 
 class Archive(Protocol):
-    """A sink that says where it put pages."""
+    """A sink that reports where it stored pages."""
 
     where: str
-    """Its folder, as the job's files name it."""
+    """Its folder, as the job's files refer to it."""
 
     @property
     def placed(self) -> Mapping[tuple[int, int], Any]: ...
 
 
 class ParquetSink:
-    """Parquet files below `pages/` and `items/`; what is not in them yet waits in a log, which is durable at once.
+    """Parquet files below `pages/` and `items/`; newer rows are in a log, which is durable at once.
 
-    A log is sealed when it is long enough or old enough, and at the end: its files are written beside it, and then it
-    goes away. With `marks` the frontier says what of a log counts; without them, in a fleet, it is every whole line,
-    and a folder that is away is waited for."""
+    A log is sealed at a size or an age, and at the end: its Parquet files are written beside it, then it is deleted.
+    With `marks`, the frontier determines the valid length of a log; without them, in a fleet, all complete lines are
+    valid, and an unavailable folder is waited for."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class ParquetSink:
         clock: Clock | None = None,
     ) -> None:
         self.archives: Sequence[Archive] = ()
-        """Those that have written the same records just before."""
+        """Sinks that wrote the same records just before."""
         self._folder, self._home, self._is_shared = folder, home or folder, marks is None
         self._prefix, self._by, self._seal_bytes = quote(prefix, safe=""), by, seal_bytes
         self._clock = clock or SystemClock()
         self._log: _Log | None = None
         self._full: list[_Log] = []
-        # A caller that was cancelled leaves its thread writing.
+        # A cancelled call leaves its thread writing: later calls wait for it.
         self._lock = threading.Lock()
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="gossamer-parquet")
         self._sealing: Future[None] | None = None
@@ -93,7 +93,7 @@ class ParquetSink:
                 raise self._given_up(error) from error
 
     def _append(self, lines: bytearray) -> dict[str, int]:
-        # Only now is it certain that the last call counts, and a log is not taken up again once it is sealed.
+        # Seal only now that the last call is known to be committed: a sealed log cannot be truncated.
         if self._log is not None and self._is_due(self._log):
             self._full.append(self._log)
             self._log = None
@@ -106,15 +106,15 @@ class ParquetSink:
         try:
             self._log.append(lines)
         except OSError as error:
-            # What is sealed takes a tenth of the space of its log.
+            # Sealed rows take a tenth of the space of their log.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._seal_now():
                 raise
             self._log.append(lines)
         return {self._log.mark: self._log.size}
 
     def _given_up(self, error: OSError) -> SinkError:
-        """What to raise. On a shared folder a handle that was bad once may stay so: the log is left as it is, and
-        sealed at the end."""
+        """Return the error to raise. On a shared folder, a file handle may stay broken after one fault: the log is left
+        as it is, and sealed at the end."""
         if not self._is_shared:
             return files.in_words(error)
         if self._log is not None and not files.is_full(error):
@@ -127,7 +127,7 @@ class ParquetSink:
         return one.size >= self._seal_bytes or (is_old and one.size > 0)
 
     def _seal_now(self) -> bool:
-        """Wait until the logs that are full are sealed; False if none could be."""
+        """Wait until full logs are sealed; False if none could be."""
         before = len(self._full)
         if self._sealing is not None:
             self._sealing.result()
@@ -135,13 +135,13 @@ class ParquetSink:
         return len(self._full) < before
 
     def _seal(self) -> None:
-        """Seal the logs that are full, while others write. One that cannot be sealed now is tried again later."""
+        """Seal full logs in the background. A log that cannot be sealed now is retried later."""
         for one in list(self._full):
             try:
                 one.seal(self._folder, self._by, self._columns)
             except (OSError, SinkError) as error:
-                # Its rows are safe: the next start, if nothing else, makes a file of them.
-                log.warning("%s: no Parquet file was made of it yet: %s", one.path, error)
+                # Its rows are durable: the next start seals it at the latest.
+                log.warning("%s: cannot seal the log into Parquet files yet: %s", one.path, error)
                 return
             self._full.remove(one)
 
@@ -167,14 +167,14 @@ class ParquetSink:
                 self._seal_rest()
 
     def _seal_rest(self) -> None:
-        """What was let go of while the folder was away."""
+        """Seal logs that were abandoned while the folder was unavailable."""
         try:
             self._recover(None)
         except (OSError, SinkError) as error:
-            log.warning("%s: no Parquet file was made of all logs yet: %s", self._folder, error)
+            log.warning("%s: cannot seal all logs into Parquet files yet: %s", self._folder, error)
 
     def _recover(self, marks: Mapping[str, int] | None) -> None:
-        """Seal what an earlier start left, as far as it counts."""
+        """Seal the logs of earlier runs, as far as they are valid."""
         for path in parquet_files.logs(self._folder):
             if not self._numbered(path.name):
                 continue
@@ -186,7 +186,7 @@ class ParquetSink:
         for mark in marks or ():
             path = self._home / mark
             if path.parent == self._folder and self._numbered(path.name) and not self._is_sealed(path):
-                log.warning("what was in %s is not there any more", path)
+                log.warning("%s is missing, and its rows with it", path)
 
     def _is_sealed(self, path: Path) -> bool:
         name = path.name.removesuffix(parquet_files.LOG)
@@ -211,7 +211,7 @@ class ParquetSink:
 
 
 class _Log:
-    """Rows that are safe, and in no Parquet file yet."""
+    """Rows that are durable, but not in a Parquet file yet."""
 
     def __init__(self, path: Path, *, mark: str, began_at: float) -> None:
         self.path, self.mark, self.began_at = path, mark, began_at
@@ -251,24 +251,24 @@ class _Log:
 
 
 class ParquetOptions(NamedTuple):
-    """What stands behind the name of the sink: a folder, and by what its files are laid out."""
+    """The options of the sink's name: a folder, and the columns that partition its files."""
 
     folder: str
     by: tuple[str, ...]
 
 
 def read_target(text: str) -> ParquetOptions:
-    """`/path?by=day,site`, or parts of it; a ConfigError says what is wrong."""
+    """Parse `/path?by=day,site`, or parts of it; ConfigError explains what is wrong."""
     folder, _, query = text.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     by = tuple(options.pop("by", "").split(",")) if "by" in options else ()
     if options or not set(by) <= set(PARTITIONS) or len(set(by)) < len(by) or (folder and not folder.startswith("/")):
-        raise ConfigError(f"sink parquet:{text}: not understood", hint="as in parquet:/path or parquet?by=day,site")
+        raise ConfigError(f"sink parquet:{text}: invalid options", hint="use parquet:/path or parquet?by=day,site")
     return ParquetOptions(folder, by)
 
 
 def open_parquet(opening: Opening) -> ParquetSink:
-    """The sink named `parquet`, in the job's folder, or `parquet:/path`; `?by=day,site` lays its files out."""
+    """Open the sink `parquet`, in the job's folder, or `parquet:/path`; `?by=day,site` partitions its files."""
     target = read_target(opening.target)
     home = opening.home
     return ParquetSink(
@@ -282,7 +282,7 @@ def open_parquet(opening: Opening) -> ParquetSink:
 
 
 def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
-    """Seal a log that a worker of a fleet left, with every visit that is there whole; not if it lives."""
+    """Seal a log that a worker of a fleet left, with all complete visits; not if the worker still holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if files.hold(descriptor):
@@ -293,6 +293,6 @@ def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
 
 
 def left_logs(text: str, home: Path) -> list[Path]:
-    """The logs that are being written, or were when their writer died."""
+    """Return the logs that are open, or that dead writers left."""
     target = read_target(text)
     return parquet_files.logs(Path(target.folder) if target.folder else home / TABLES)

@@ -36,26 +36,26 @@ SCHEMA = pa.schema(
 )
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}", re.ASCII)
 _MOST = 100
-# All numbers are of one type: a price may be 10 in the first file and 10.5 in the next.
+# All numbers are floats: a price may be 10 in the first file and 10.5 in the next.
 _ITEM_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.float64(), float: pa.float64()}
 
 
 class ItemColumns:
-    """The fields that have columns. A type, once it is given, stays: what does not fit it is null, and in the JSON."""
+    """Item fields with columns. A column keeps its first type: other values are null there, and only in the JSON."""
 
     def __init__(self, known: pa.Schema | None = None) -> None:
         own = () if known is None else (field for field in known if field.name not in SCHEMA.names)
         self._types: dict[str, pa.DataType] = {field.name: field.type for field in own}
-        # Tools take names that differ only in case for the same.
+        # Many tools ignore case in column names.
         self._taken = {name.lower() for name in (*SCHEMA.names, *self._types)}
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows that are made now."""
+        """The schema of rows written now."""
         return pa.schema([*SCHEMA, *self._types.items()])
 
     def values(self, items: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-        """The columns of these items, those among them that are seen for the first time."""
+        """Return the column values of these items, adding columns for new fields."""
         for item in items:
             for name in item.keys() - self._types.keys():
                 self._learn(name, item[name])
@@ -72,7 +72,7 @@ class ItemColumns:
 
 
 def known_columns(paths: Sequence[Path]) -> ItemColumns:
-    """The columns of files that are there already, as the last of them has them."""
+    """Return the columns of existing files, as in the last of them."""
     return ItemColumns(pq.read_schema(paths[-1]) if paths else None)
 
 
@@ -86,7 +86,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 
 
 def decoded(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """Items as they were, of JSON or of what was made of it."""
+    """Decode items from JSON."""
     return [msgspec.json.decode(item) if isinstance(item, msgspec.Raw) else item for item in items]
 
 
@@ -112,7 +112,7 @@ PAGE_SCHEMA = pa.schema(
 
 
 class BodyPlace(NamedTuple):
-    """Where in a WARC file the answer of a visit is."""
+    """Location of a visit's response in a WARC file."""
 
     file: str
     offset: int
@@ -121,7 +121,7 @@ class BodyPlace(NamedTuple):
 
 
 class LogRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A line of a log: a visit, and where its answer is if there is an archive. Items stay as they were written."""
+    """A line of a log: a visit, and the location of its response if there is an archive. Items are kept as written."""
 
     key: int
     token: int
@@ -131,7 +131,7 @@ class LogRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class PlacedRecord(Record, frozen=True, gc=False, kw_only=True):
-    """A visit as it is read back, with its place in the archive."""
+    """A visit as read back, with its location in the archive."""
 
     warc: BodyPlace | None = None
 
@@ -145,20 +145,20 @@ _decode = msgspec.json.Decoder(_RawRow).decode
 
 
 def tables(rows: Iterable[LogRow], columns: ItemColumns) -> Iterator[tuple[str, pa.Table]]:
-    """Rows as the table of pages and that of items."""
+    """Convert rows to tables of pages and of items."""
     pages, items = [], []
     source = iter(rows)
-    # Only so many are Python values at a time, which take ten times the space.
+    # In batches: Python values take ten times the space.
     while some := list(islice(source, _DECODED)):
         pages.append(page_batch(some))
         items.append(pa.Table.from_batches([item_batch(some, columns)]))
     yield PAGES, pa.Table.from_batches(pages, PAGE_SCHEMA)
-    # A batch lacks the columns that later ones brought.
+    # Earlier batches lack the columns of later ones.
     yield ITEMS, pa.concat_tables([columns.schema.empty_table(), *items], promote_options="default")
 
 
 def page_batch(rows: Sequence[LogRow]) -> pa.RecordBatch:
-    """Pages as columns."""
+    """Convert pages to columns."""
     columns: dict[str, list[Any]] = {
         "key": [row.key for row in rows],
         "token": [row.token for row in rows],
@@ -173,7 +173,7 @@ def page_batch(rows: Sequence[LogRow]) -> pa.RecordBatch:
 
 
 def item_batch(rows: Sequence[LogRow], known: ItemColumns) -> pa.RecordBatch:
-    """Items as columns; what a spider yielded is JSON in one of them."""
+    """Convert items to columns; one column holds the whole item as JSON."""
     found = [(row, number, item) for row in rows for number, item in enumerate(row.items)]
     columns: dict[str, list[Any]] = {
         "key": [row.key for row, _, _ in found],
@@ -193,7 +193,7 @@ def _batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _value(value: Any) -> Any:
-    """Of what no column has a type for, the JSON."""
+    """Encode values without a column type as JSON."""
     if value is msgspec.UNSET:
         return None
     return value if value is None or isinstance(value, str | int | float) else _json(value)
@@ -204,20 +204,20 @@ def _json(value: Any) -> str:
 
 
 def site_of(url: str) -> str:
-    """The authority of a URL."""
+    """Return the authority of a URL."""
     parts = url.split("/", 3)
     return parts[2] if len(parts) > 2 else ""
 
 
 def add_line(lines: bytearray, record: Record, place: BodyPlace | None) -> None:
-    """Add a visit to what goes into a log."""
+    """Append a visit to the data for a log."""
     row = LogRow(record.key, record.token, record.page, record.items, place)
     _encode_into(row, lines, len(lines))
     lines += b"\n"
 
 
 def rows_of(log: Path) -> Iterator[LogRow]:
-    """The visits of a log, each once: a repeated call may have left one twice, and a kill half of one at the end."""
+    """Yield the visits of a log, each once: repeated calls may leave duplicates, and a crash half a line at the end."""
     with log.open("rb") as file:
         yield from _rows(file, log, os.fstat(file.fileno()).st_size)
 
@@ -231,14 +231,14 @@ def _rows(file: IO[bytes], log: Path, size: int) -> Iterator[LogRow]:
         try:
             row = _decode(line)
         except msgspec.DecodeError as error:
-            raise SinkError(f"{log}, line {number}: {error}", hint="was the file changed?") from None
+            raise SinkError(f"{log}, line {number}: {error}", hint="was the file edited?") from None
         if (row.key, row.token) not in seen:
             seen.add((row.key, row.token))
             yield row
 
 
 def whole_bytes(log: Path) -> int:
-    """Up to where a log that nobody vouches for is good: the end of its last whole line."""
+    """Return the valid length of a log without marks: the end of its last complete line."""
     with log.open("rb") as file:
         return sum(len(line) for line in file if line.endswith(b"\n"))
 
@@ -246,16 +246,16 @@ def whole_bytes(log: Path) -> int:
 def seal(
     log: Path, folder: Path, *, by: Sequence[str] = (), again: bool = True, columns: ItemColumns | None = None
 ) -> None:
-    """Make Parquet files of a log, then take it away; what a kill or a fault interrupts is done `again`.
+    """Convert a log to Parquet files, then delete it; with `again`, after a crash or a fault interrupted this.
 
-    Two may do so at once, on a shared folder without locks: what is there is complete whenever the log is gone."""
+    Two processes may do so at once, on a shared folder without locks: the files are complete once the log is gone."""
     name = log.name.removesuffix(LOG)
     if columns is None:
         columns = known_columns(sealed(folder, ITEMS, beginning=name.rpartition("-")[0]))
     try:
         made = list(tables(rows_of(log), columns))
     except pa.ArrowException as error:
-        raise SinkError(f"{log}: no table can be made of it: {error}", hint="this is a bug: report it") from error
+        raise SinkError(f"{log}: cannot convert it to a table: {error}", hint="this is a bug: report it") from error
     written = set()
     for kind, table in made:
         for place, part in _parts(table, by):
@@ -263,7 +263,7 @@ def seal(
             _write(part, path)
             written.add(path)
     if again:
-        # An earlier try may have left other files: half of what was to be there, or in another layout.
+        # An interrupted attempt may have left other files: incomplete ones, or with another partitioning.
         for kind in (PAGES, ITEMS):
             for path in (*(folder / kind).rglob(name + SUFFIX), *(folder / kind).rglob(f".{name}{SUFFIX}.*")):
                 if path not in written:
@@ -273,38 +273,38 @@ def seal(
 
 
 def sealed(folder: Path, kind: str = PAGES, *, but: Container[str] = (), beginning: str = "") -> list[Path]:
-    """The Parquet files that are there, `but` for those made of the logs of these names."""
+    """Return the Parquet files, `but` for those made of the logs with these names."""
     found = sorted((folder / kind).rglob(f"{beginning}*{SUFFIX}"), key=lambda path: (path.name, path))
     return [path for path in found if path.name.removesuffix(SUFFIX) + LOG not in but]
 
 
 def logs(folder: Path) -> list[Path]:
-    """The logs whose rows are in no Parquet file yet, or not in all that they will be in."""
+    """Return the logs whose rows are not, or not all, in Parquet files yet."""
     return sorted(folder.glob(f"*{LOG}"))
 
 
 def read(folder: Path) -> Iterator[Record]:
-    """All visits in a folder, each with its items; visits that a fleet stored twice are there twice."""
+    """Yield all visits in a folder, each with its items; a visit that a fleet stored twice appears twice."""
     with Snapshot(folder) as snapshot:
         yield from snapshot.records()
 
 
 class Snapshot:
-    """What is in a folder at one moment, however often it is read, while logs grow and become files.
+    """The content of a folder at one moment, for repeated reads while logs grow and become files.
 
-    Of a folder that several jobs write to, only the files whose names, without an ending, are `ours`."""
+    In a folder that several jobs write to, only files whose names, without a suffix, are `ours`."""
 
     def __init__(self, folder: Path, ours: Callable[[str], bool] | None = None) -> None:
         self._folder = folder
         self._stack = ExitStack()
         self._logs: list[tuple[Path, IO[bytes], int]] = []
         for log in logs(folder):
-            # One that is open can be read even when it is gone.
+            # An open file can be read even after it is deleted.
             with suppress(FileNotFoundError):
                 file = self._stack.enter_context(log.open("rb"))
                 self._logs.append((log, file, os.fstat(file.fileno()).st_size))
         self.files = sealed(folder, but={log.name for log, _, _ in self._logs})
-        """Those with pages."""
+        """Files of pages."""
         if ours is not None:
             self._logs = [one for one in self._logs if ours(one[0].name.removesuffix(LOG))]
             self.files = [path for path in self.files if ours(path.name.removesuffix(SUFFIX))]
@@ -316,7 +316,7 @@ class Snapshot:
         self._stack.close()
 
     def stamps(self) -> Iterator[tuple[int, int]]:
-        """Key and token of each record."""
+        """Yield key and token of each record."""
         for path in self.files:
             for batch in pq.ParquetFile(path).iter_batches(_DECODED, columns=["key", "token"]):
                 yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
@@ -324,9 +324,9 @@ class Snapshot:
             yield row.key, row.token
 
     def records(self, *, items: bool = True) -> Iterator[Record]:
-        """All visits, with their items if these are asked for."""
+        """Yield all visits, with their items if `items` is set."""
         for path in self.files:
-            # Files of the same name, in the same part of the tree, have the items of these pages.
+            # The items of these pages are in a file of the same name and partition.
             beside = self._folder / ITEMS / path.relative_to(self._folder / PAGES)
             yield from _joined(path, beside if items else None)
         for row in self._rows():
@@ -334,7 +334,7 @@ class Snapshot:
             yield PlacedRecord(key=row.key, token=row.token, page=row.page, items=of_page, warc=row.warc)
 
     def pages(self, filters: Any = None) -> Iterator[PageRow]:
-        """The rows of all visits; of files only those that pass the filters of pyarrow, if there are some."""
+        """Yield the rows of all visits; from Parquet files, only those that pass the pyarrow filters."""
         yield from self.waiting_pages()
         for path in self.files:
             if filters is None:
@@ -343,7 +343,7 @@ class Snapshot:
                 yield from map(page_row, page_values(pq.read_table(path, filters=filters, partitioning=None)))
 
     def waiting_pages(self) -> Iterator[PageRow]:
-        """The rows of visits that are in no Parquet file yet."""
+        """Yield the rows of visits that are not in a Parquet file yet."""
         return (row.page for row in self._rows())
 
     def _rows(self) -> Iterator[LogRow]:
@@ -353,8 +353,8 @@ class Snapshot:
 
 
 def page_values(table: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a table or a batch as values, times in epoch seconds."""
-    # pyarrow gives moments as datetimes, which would want another package for their nanoseconds.
+    """Yield the rows of a table or a batch as dicts, with times in epoch seconds."""
+    # pyarrow returns times as datetimes, and needs pandas for their nanoseconds.
     at = table.schema.get_field_index("fetched_at")
     for row in table.set_column(at, "fetched_at", table.column(at).cast(pa.int64())).to_pylist():
         row["fetched_at"] /= 1e6
@@ -388,7 +388,7 @@ def _items_of(path: Path) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """The table in parts, each with the folders that it goes to."""
+    """Partition the table; yield each part with its folder."""
     if not table.num_rows:
         return
     if not by:
@@ -406,7 +406,7 @@ def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]
 
 
 def _folder(name: str, value: str) -> str:
-    """As Hive names them; a name that is too long for a folder loses its end, which the column still has."""
+    """Return a folder name in Hive style; a long value is shortened here, but not in its column."""
     return f"{name}={quote(value, safe='')[:200] or '__HIVE_DEFAULT_PARTITION__'}"
 
 
@@ -415,7 +415,7 @@ def _integers(column: pa.ChunkedArray) -> Iterator[int]:
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    """A whole file, or none."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
@@ -431,5 +431,5 @@ def _write(table: pa.Table, path: Path) -> None:
 
 
 def write_table(table: pa.Table, file: Any) -> None:
-    """The table as a Parquet file, in row groups."""
+    """Write the table as a Parquet file, in row groups."""
     pq.write_table(table, file, row_group_size=ROW_GROUP, **WRITING)

@@ -1,7 +1,7 @@
 """Reads Parquet files and their row logs through DuckDB, without pyarrow.
 
-A log becomes files and goes away while others read. What is open can still be read then, so the logs are opened first
-and the files listed after that: no visit is missed, and none is seen twice."""
+Logs become Parquet files and are deleted while others read. An open log stays readable, so the logs are opened before
+the files are listed: no visit is missed, and none is read twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SELECT_PAGES = (
     "SELECT * REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)"
     " FROM read_parquet({files}, union_by_name = true, hive_partitioning = false)"
 )
-# Not the columns that the sink makes of fields: rows that are still in a log have none.
+# Without the columns that the sink makes of fields: rows in a log do not have them.
 _SELECT_ITEMS = _SELECT_PAGES.replace(
     "* REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)",
     "key, token, site, url, make_timestamp(epoch_us(fetched_at)) AS fetched_at, number, item::JSON AS item",
@@ -37,7 +37,7 @@ _SELECT_ITEMS = _SELECT_PAGES.replace(
 
 
 def parquet_readers(job: StoredJob) -> Iterator[Reader]:
-    """That of the folder with the job, of the one that `parquet:/path` names, or of the folder itself."""
+    """Yield the readers of the job's folder, of the one in `parquet:/path`, and of the folder itself."""
     if (job.folder / TABLES).is_dir():
         yield ParquetReader(job.folder / TABLES)
     elif (job.folder / "pages").is_dir() or (job.folder.name == TABLES and job.folder.is_dir()):
@@ -48,9 +48,9 @@ def parquet_readers(job: StoredJob) -> Iterator[Reader]:
 
 
 def _ours(job: StoredJob) -> Callable[[str], bool]:
-    """Which files of a folder that several jobs may write to are this one's: their names say so."""
+    """Return a test for the file names of this job, in a folder that several jobs may write to."""
     if job.is_fleets:
-        # Workers have folders of their own, so that the digests in the names differ.
+        # Workers have their own folders, so the digests in file names differ.
         name = quote(job.job or job.folder.absolute().name, safe="")
         pattern = re.compile(rf"{re.escape(name)}-.+-[0-9a-f]{{8}}-\d+")
     else:
@@ -60,7 +60,7 @@ def _ours(job: StoredJob) -> Callable[[str], bool]:
 
 
 class ParquetReader:
-    """A folder with `pages/`, `items/` and logs; of a folder that jobs share, the files whose names are `ours`."""
+    """Reads a folder with `pages/`, `items/`, and logs; in a shared folder, only files that are `ours`."""
 
     cursor: type[Cursor] = TimeCursor
     keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys", "visits", "columns"))
@@ -91,7 +91,7 @@ class ParquetReader:
         return query.newest(rows, terms, after=after, limit=limit, go_on=go_on)
 
     def _newest(self, terms: Search, before: TimeCursor | None, limit: int) -> Iterator[PageRow | None]:
-        """Of each file only the newest that fit."""
+        """Yield the newest matching rows of each file."""
         from gossamer.storage.parquet_files import Snapshot
 
         with Snapshot(self._folder, self._ours) as snapshot:
@@ -122,14 +122,14 @@ class ParquetReader:
 
 
 def _filters(terms: Search) -> list[tuple[str, str, Any]] | None:
-    """Terms as pyarrow takes them, which skips row groups."""
+    """Convert terms to pyarrow filters, which skip row groups."""
     found: list[tuple[str, str, Any]] = [("url", "==", terms.url)] if terms.url else []
     found += [("status", "==", terms.status)] if terms.status is not None else []
     return found or None
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The columns that terms bear on."""
+    """The columns that terms apply to."""
 
     url: str
     status: int
@@ -159,7 +159,7 @@ PARQUET_SUFFIX = ".parquet"
 
 
 def places(path: Path) -> dict[Path, set[int]]:
-    """WARC file -> where in it the pages of the rows begin."""
+    """Map each WARC file to the offsets of the pages in the rows."""
     found: dict[Path, set[int]] = {}
     files: dict[str, Path] = {}
     for name, offset in _pairs(path):
@@ -168,8 +168,8 @@ def places(path: Path) -> dict[Path, set[int]]:
         found.setdefault(files[name], set()).add(offset)
     if not found:
         raise ArchiveError(
-            f"{path} does not say where the bodies of its pages are",
-            hint="they are kept by a crawl with --sink parquet --sink warc",
+            f"{path} has no column with the locations of page bodies",
+            hint="crawl with --sink parquet --sink warc to get it",
         )
     return found
 
@@ -188,13 +188,13 @@ def _pairs(path: Path) -> Iterator[tuple[str, int]]:
                 names, offsets = batch.column(0).to_pylist(), batch.column(1).to_pylist()
                 yield from ((name, offset) for name, offset in zip(names, offsets, strict=True) if name is not None)
     except (pa.ArrowException, OSError) as error:
-        raise ArchiveError(f"{path}: {error}", hint="is it a Parquet file, and is all of it there?") from None
+        raise ArchiveError(f"{path}: {error}", hint="is it a complete Parquet file?") from None
 
 
 def _file(path: Path, name: str) -> Path:
-    """The WARC file of that name: as it is, or in one of the folders that the rows lie in."""
+    """Return the WARC file with this name: as a path, or in one of the parent folders of the rows."""
     for folder in path.absolute().parents:
         for candidate in (folder / name, folder / (name + OPEN)):
             if candidate.is_file():
                 return candidate
-    raise ArchiveError(f"{path} speaks of {name}, which is not there", hint="keep the files of a job together")
+    raise ArchiveError(f"{path} refers to {name}, which is missing", hint="keep the files of a job together")

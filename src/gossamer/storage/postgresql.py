@@ -1,4 +1,4 @@
-"""The sink of pages and items as PostgreSQL tables."""
+"""The PostgreSQL sink: pages and items as tables."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ except ImportError as missing:
 
 
 ESCAPE = "\ufdd0"
-"""Stands for a NUL, which PostgreSQL does not take, with a ␀ behind it; before another one, for itself."""
+"""Followed by a ␀, it stands for a NUL, which PostgreSQL does not store; followed by itself, for itself."""
 _POSTGRES_TYPES: Mapping[str, str] = {
     "str": "text", "int": "bigint", "float": "double precision", "bool": "boolean", "json": "jsonb",
     "decimal": "numeric", "time": "timestamp with time zone", "date": "date",
 }  # fmt: skip
 _SENT: Mapping[str, str] = {"int": "bigint", "float": "float8", "bool": "boolean"}
-"""As what values are sent; all others as text, which the server reads."""
+"""Types in which values are sent; all others are sent as text, which the server parses."""
 _KINDS = {"key": "int", "token": "int", **COLUMNS}
 _POSTGRES_SESSION = (
     "SET synchronous_commit = on; SET jit = off; SET default_transaction_isolation = 'read committed';"
@@ -56,7 +56,7 @@ _THERE = (
     " WHERE table_name = $1 AND table_schema = ANY(current_schemas(false))"
 )
 _ANSWER_SECONDS = 60.0
-# Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
+# SQLSTATE classes: connection, resources (full, too many), operator intervention, system errors.
 _POSTGRES_WAIT = ("08", "53", "57", "58", "25006", "55P03", "XX000")
 _POSTGRES_AGAIN = ("40001", "40P01", "23505", "42P07", "42710")
 
@@ -72,7 +72,7 @@ class PostgresSink:
         columns = ", ".join(f'"{name}"' for name in NAMES)
         arrays = ", ".join(f"${number}::{_POSTGRES_TYPES[kind]}[]" for number, kind in enumerate(_KINDS.values(), 1))
         changes = ", ".join(f'"{name}" = excluded."{name}"' for name in NAMES[1:])
-        # A late worker's visit does not replace a newer one. xmax tells a row that was there from a new one.
+        # A late worker's visit must not replace a newer one. xmax distinguishes updated rows from inserted ones.
         self._upsert = (
             f"INSERT INTO {names.pages} AS pages ({columns}) SELECT * FROM unnest({arrays})"
             f' ON CONFLICT ("key") DO UPDATE SET {changes} WHERE excluded.token >= pages.token'
@@ -94,7 +94,7 @@ class PostgresSink:
         if not (known := await connection.fetch(_THERE, pages.lower())):
             await connection.execute(
                 f'CREATE TABLE {pages} ("key" bigint PRIMARY KEY, token bigint NOT NULL, {columns});'
-                # A hash, because addresses may be longer than what a tree takes.
+                # A hash index, because URLs may be longer than a B-tree entry.
                 f"CREATE INDEX {pages}_url ON {pages} USING hash (url)"
             )
         else:
@@ -133,7 +133,7 @@ class PostgresSink:
                     await connection.execute(_add(table), *_columns(table, typed))
 
     async def _make(self, connection: asyncpg.Connection[Any], table: ItemTable) -> None:
-        """Make the table of a type of items, or add what it has got since."""
+        """Create the table of an item type, or add missing columns."""
         there = await connection.fetch(_THERE, table.name)
         if not there:
             columns = ", ".join(
@@ -167,24 +167,24 @@ class PostgresSink:
                 return "again"
             return "wait" if state.startswith(_POSTGRES_WAIT) else "stop"
         if isinstance(error, OSError | TimeoutError | faults.InterfaceError | faults.InternalClientError):
-            # Bad data is an error of the driver's interface too, and no other connection would cure it.
+            # Invalid data is an InterfaceError too, which a new connection would not fix.
             return "stop" if isinstance(error, faults.DataError | ValueError) else "again"
         return None
 
 
 def open_postgresql(opening: Opening) -> TableSink:
-    """The sink named `postgresql://user@host/database`."""
+    """Open the sink `postgresql://user@host/database`."""
     url, names, tables = address(opening, "postgresql")
     return TableSink(PostgresSink(url, names, tables), tables)
 
 
 def escaped(text: str) -> str:
-    """Text as PostgreSQL takes it: without NUL, and nothing is lost."""
+    """Encode NUL characters, which PostgreSQL does not store, without loss."""
     return text.replace(ESCAPE, ESCAPE + ESCAPE).replace("\0", ESCAPE + "␀") if _is_odd(text) else text
 
 
 def unescaped(text: str) -> str:
-    """What `escaped` made of a text, as it was."""
+    """Decode a text that `escaped` encoded."""
     return ESCAPE.join(part.replace(ESCAPE + "␀", "\0") for part in text.split(ESCAPE + ESCAPE))
 
 
@@ -197,7 +197,7 @@ def _postgres_quoted(name: str) -> str:
 
 
 def _add(table: ItemTable) -> str:
-    """The statement that adds rows of a type, given column by column."""
+    """Return the statement that inserts rows of an item type, given as columns."""
     kinds = ("int", "int", *table.columns.values())
     sent = ", ".join(f"${number}::{_SENT.get(kind, 'text')}[]" for number, kind in enumerate(kinds, 1))
     read = ", ".join(f"c{number}::{_POSTGRES_TYPES[kind]}" for number, kind in enumerate(kinds))
@@ -207,7 +207,7 @@ def _add(table: ItemTable) -> str:
 
 
 def _columns(table: ItemTable, rows: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
-    """Rows as columns, in what PostgreSQL takes."""
+    """Convert rows to columns, in types that PostgreSQL accepts."""
     kinds = ("int", "int", *table.columns.values())
     return [
         column
@@ -222,7 +222,7 @@ def _texts(column: tuple[Any, ...]) -> list[Any]:
 
 
 def _json(text: str) -> str:
-    """An item as jsonb takes it."""
+    """Convert an item to the JSON that jsonb accepts."""
     if "\\u0000" not in text and ESCAPE not in text:
         return text
     return msgspec.json.encode(_without_nul(msgspec.json.decode(text))).decode()

@@ -1,4 +1,4 @@
-"""Queries over stored pages: conditions of `--where`, search terms and cursors, and the last visit of each page."""
+"""Queries over stored pages: `--where` conditions, search terms and cursors, and the last visit of each page."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gossamer.model import PageRow, Record
 
 _BUCKETS = 64
 _HELD_ENTRIES = 16_384
-"""Of each bucket in memory, three numbers a record; what is more goes to files that nobody else sees."""
+"""Entries of each bucket in memory, three numbers a record; further ones go to temporary files."""
 
 
 class LastWords:
-    """Told key and token of every record in turn, it says which of them count: of each key the highest token.
+    """Determines the current record of each key: the one with the highest token.
 
-    Of two with the same token, which a repeated commit leaves behind, the first counts."""
+    Of two with the same token, which a repeated commit leaves, the first wins."""
 
     def __init__(self) -> None:
         self._held = [array("Q") for _ in range(_BUCKETS)]
@@ -35,7 +35,7 @@ class LastWords:
         self._count = 0
 
     def add(self, key: int, token: int) -> None:
-        """The next record."""
+        """Add the next record."""
         bucket = key % _BUCKETS
         held = self._held[bucket]
         held.extend((key, token, self._count))
@@ -48,7 +48,7 @@ class LastWords:
             del held[:]
 
     def settled(self) -> bytearray:
-        """A byte for each record that was added, 1 if it counts. May be asked once."""
+        """Return a byte for each added record, 1 if it is current. Call it once."""
         counts = bytearray(self._count)
         for bucket in range(_BUCKETS):
             best: dict[int, tuple[int, int]] = {}
@@ -74,24 +74,24 @@ class LastWords:
 
 
 def visit_of(key: int, token: int) -> int:
-    """Key and token as one number of 64 bits."""
+    """Combine key and token into a number of 64 bits."""
     return (key * 0x9E3779B97F4A7C15 + token) % (1 << 64)
 
 
 MOST_VERSIONS = 1000
 _ROWS_A_LOOK = 1000
-"""Rows between two looks at the clock."""
+"""Rows between two checks of the clock."""
 
 
 class TimeCursor(NamedTuple):
-    """Where a search goes on: visits older than this; of one time, those with a lesser URL."""
+    """Where a search continues: visits older than this; at the same time, those with a lesser URL."""
 
     fetched_at: float
     url: str
 
 
 class ByteCursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where a search of lines goes on: before this byte of this file."""
+    """Where a search of lines continues: before this byte of this file."""
 
     file: str
     before: int
@@ -99,11 +99,11 @@ class ByteCursor(msgspec.Struct, frozen=True, array_like=True):
 
 Cursor = TimeCursor | ByteCursor
 GoOn = Callable[[], bool]
-"""Whether there is time left."""
+"""Whether time is left."""
 
 
 class VisitedPage(Protocol):
-    """A visit, as far as terms bear on it."""
+    """The fields of a visit that search terms apply to."""
 
     @property
     def url(self) -> str: ...
@@ -115,7 +115,7 @@ class VisitedPage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What a page must be like; what is None or empty does not matter."""
+    """Search terms for pages; None or empty matches all."""
 
     url: str = ""
     site: str | None = None
@@ -127,7 +127,7 @@ class Search:
 
     @property
     def beginnings(self) -> tuple[str, ...]:
-        """Texts with one of which every URL that fits begins; none where that is not known."""
+        """URL prefixes, one of which every match has; empty if unknown."""
         if self.url or self.prefix:
             return (self.url or self.prefix,)
         if self.site is not None and self.site_by == "host":
@@ -135,7 +135,7 @@ class Search:
         return ()
 
     def fits(self, row: VisitedPage) -> bool:
-        """Whether a visit is so."""
+        """Whether a visit matches."""
         return (
             (self.status is None or row.status == self.status)
             and (self.since is None or row.fetched_at >= self.since)
@@ -146,7 +146,7 @@ class Search:
         )
 
     def needles(self) -> tuple[bytes, ...]:
-        """Texts of which one is in every line that fits: looking for them is quicker than decoding the line."""
+        """Texts, one of which is in every matching line: searching for them is faster than decoding the line."""
         if self.url:
             return (b'{"url":' + msgspec.json.encode(self.url) + b",",)
         found = tuple(b'{"url":' + msgspec.json.encode(text)[:-1] for text in self.beginnings)
@@ -158,7 +158,7 @@ class Search:
 def newest(
     rows: Iterator[PageRow | None], terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
 ) -> tuple[list[PageRow], TimeCursor | None]:
-    """The newest of these that fit, in bounded memory, and where to go on; None stands for rows that do not fit."""
+    """Return the newest matching rows, in bounded memory, and a cursor; None stands for rows that do not match."""
     before = after if isinstance(after, TimeCursor) else None
     found: dict[TimeCursor, PageRow] = {}
     for number, row in enumerate(rows):
@@ -168,7 +168,7 @@ def newest(
             continue
         at = TimeCursor(row.fetched_at, row.url)
         if before is None or at < before:
-            # A commit that was repeated leaves two rows of one visit.
+            # A repeated commit leaves two rows of one visit.
             found[at] = row
             if len(found) > 4 * (limit + 1):
                 found = dict(sorted(found.items(), reverse=True)[: limit + 1])
@@ -177,18 +177,18 @@ def newest(
 
 
 def too_many() -> ConfigError:
-    """What to say when the time for a search is over."""
+    """Return the error for a search that ran out of time."""
     return ConfigError(
-        "the pages of this job are too many to be read through in the time that there is",
-        hint="crawl with --sink jsonl beside it, which is read from its end; or ask with `gossamer sql`",
+        "the search timed out: the job has too many pages to scan",
+        hint="add --sink jsonl, which is searched from its end; or query with `gossamer sql`",
     )
 
 
 def versions_of(rows: Iterator[PageRow]) -> list[PageRow]:
-    """The visits of one URL, the newest first, a thousand at most, each once."""
+    """Return the distinct visits of one URL, newest first, at most a thousand."""
     found: dict[tuple[float, str], PageRow] = {}
     for row in rows:
-        # A commit that was repeated leaves two rows of one visit.
+        # A repeated commit leaves two rows of one visit.
         found[row.fetched_at, row.digest] = row
         if len(found) > 2 * MOST_VERSIONS:
             found = dict(sorted(found.items(), key=lambda one: -one[1].fetched_at)[:MOST_VERSIONS])
@@ -196,35 +196,33 @@ def versions_of(rows: Iterator[PageRow]) -> list[PageRow]:
 
 
 def last_of_urls(read: Callable[[], Iterator[Record]]) -> Iterator[Record]:
-    """Of records without key and token the last one of each URL. They are read twice."""
+    """Yield the last record of each URL, for records without key and token. Reads them twice."""
     words, secret = LastWords(), secrets.token_bytes(16)
     for number, record in enumerate(read()):
         words.add(siphash(secret, record.page.url), number)
-    # A file that has grown since is read as far as it was then.
+    # If the file has grown since, only the first records are read.
     for record, is_last in zip(read(), words.settled(), strict=False):
         if is_last:
             yield record
 
 
 def last_words(stamps: Iterator[tuple[int, int]], *, all_visits: bool) -> bytearray:
-    """Of visits by key and token, a byte for each: 1 for the last of its page, or with `all_visits` for each once."""
+    """Return a byte for each visit: 1 for the last of its page, or with `all_visits` for each distinct one."""
     words = LastWords()
     for key, token in stamps:
-        # In a fleet a visit may be there twice.
+        # A fleet may store a visit twice.
         words.add(visit_of(key, token) if all_visits else key, 0 if all_visits else token)
     return words.settled()
 
 
 Test = Callable[[PageRow], bool]
-HINT = (
-    "a condition is COLUMN=VALUE, or with != < <= > >= ~ (contains) !~; 'and' joins several; text with spaces is quoted"
-)
+HINT = "use COLUMN=VALUE, or != < <= > >= ~ (contains) !~; join conditions with 'and'; quote text with spaces"
 TIMES = frozenset(("fetched_at",))
 NUMBERS: Mapping[str, type] = {
     field.name: field.type for field in msgspec.structs.fields(PageRow) if field.type in (int, float)
 }
 COLUMNS = ("site", *(field.name for field in msgspec.structs.fields(PageRow)))
-"""What a condition may name: the fields of a page, and its site."""
+"""The columns for conditions: the fields of a page, and its site."""
 _ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -236,11 +234,11 @@ _TERM = re.compile(
 
 
 class Where:
-    """Conditions that a page meets, all of them, or does not."""
+    """Conditions that a page must all meet."""
 
     def __init__(self, conditions: Sequence[str] = ()) -> None:
         self.conditions = tuple(conditions)
-        """As they were written."""
+        """As written by the user."""
         self._tests = [test for text in conditions for test in _tests(text)]
 
     def __bool__(self) -> bool:
@@ -256,18 +254,18 @@ def _tests(text: str) -> list[Test]:
     while place < len(text) or not tests:
         found = _TERM.match(text, place)
         if found is None:
-            raise ConfigError(f"--where {text!r}: not understood from {text[place:]!r} on", hint=HINT)
+            raise ConfigError(f"--where {text!r}: syntax error at {text[place:]!r}", hint=HINT)
         value = next((found[name] for name in ("single", "double", "bare") if found[name] is not None), "")
         tests.append(_test(found["column"].lower(), found["sign"], value))
         place = found.end()
         if found["end"].strip() and place >= len(text):
-            raise ConfigError(f"--where {text!r}: something is missing behind 'and'", hint=HINT)
+            raise ConfigError(f"--where {text!r}: condition missing after 'and'", hint=HINT)
     return tests
 
 
 def _test(column: str, sign: str, value: str) -> Test:
     if column not in COLUMNS:
-        raise ConfigError(f"--where: there is no column {column!r}", hint=f"there are {', '.join(COLUMNS)}")
+        raise ConfigError(f"--where: unknown column {column!r}", hint=f"use one of {', '.join(COLUMNS)}")
     if column in TIMES:
         return _of_time(column, sign, value)
     if column in NUMBERS:
@@ -287,26 +285,26 @@ def _text_of(column: str) -> Callable[[PageRow], str]:
 
 
 def site_of(page: PageRow) -> str:
-    """The authority of the page's URL."""
+    """Return the authority of the page's URL."""
     return page.url.split("/", 3)[2] if page.url.count("/") >= 2 else ""
 
 
 def _of_number(column: str, sign: str, value: str) -> Test:
-    """One number, or for = and != several with commas."""
+    """Compare with a number, or for = and != with several, separated by commas."""
     try:
         numbers = [NUMBERS[column](one) for one in value.split(",")]
     except ValueError:
-        raise ConfigError(f"--where: {column} is a number, and {value!r} is none", hint=HINT) from None
+        raise ConfigError(f"--where: {column} is a number, but {value!r} is not", hint=HINT) from None
     if sign in ("=", "!="):
         return lambda page: (getattr(page, column) in numbers) == (sign == "=")
     if len(numbers) > 1 or sign not in _ORDER:
-        raise ConfigError(f"--where: {column}{sign}{value} cannot be told of numbers", hint=HINT)
+        raise ConfigError(f"--where: {column}{sign}{value}: {sign} does not apply to numbers", hint=HINT)
     compare, number = _ORDER[sign], numbers[0]
     return lambda page: compare(getattr(page, column), number)
 
 
 def _of_time(column: str, sign: str, value: str) -> Test:
-    """A moment, or a span as its text is exact: all of 2026-01-31 is equal to it, and > is after its end."""
+    """Compare with a time span as precise as its text: = 2026-01-31 is any time of that day, > is after its end."""
     start, end = _span(value)
     tests: Mapping[str, Callable[[float], bool]] = {
         "=": lambda at: start <= at < end,
@@ -317,7 +315,7 @@ def _of_time(column: str, sign: str, value: str) -> Test:
         ">=": lambda at: at >= start,
     }
     if sign not in tests:
-        raise ConfigError(f"--where: {column}{sign}{value} cannot be told of times", hint=HINT)
+        raise ConfigError(f"--where: {column}{sign}{value}: {sign} does not apply to times", hint=HINT)
     test = tests[sign]
     return lambda page: test(getattr(page, column))
 
@@ -329,7 +327,7 @@ def _span(value: str) -> tuple[float, float]:
         found = datetime.fromisoformat(value)
     except ValueError:
         raise ConfigError(
-            f"--where: {value!r} is no time", hint="as in 2026-01-31, 2026-01-31T14:30 (UTC) or epoch seconds"
+            f"--where: {value!r} is not a time", hint="use 2026-01-31, 2026-01-31T14:30 (UTC) or epoch seconds"
         ) from None
     start = found if found.tzinfo else found.replace(tzinfo=UTC)
     clock = re.search(r"[T ](\d\d:?\d\d)(:?\d\d)?", value)

@@ -1,4 +1,4 @@
-"""Formats by the names that sinks have in the settings: what writes each, what reads it, and what it keeps."""
+"""The registry of formats: maps sink names in the settings to their writers, readers, and capabilities."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 GROUP = "gossamer.sinks"
-"""The entry points that name the sinks of other packages. One whose class has a function `readers` is read back by it:
-it takes a `StoredJob` and yields a `Reader` for what that has."""
+"""The entry point group for sinks of other packages. If the class has a function `readers`, it takes a `StoredJob` and
+yields a `Reader` for its data."""
 _LAST: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys"))
 _ALL: frozenset[Keeps] = _LAST | {"visits"}
 _MYSQL = SinkFormat(
@@ -102,23 +102,23 @@ READERS: Sequence[str] = tuple(
         )
     )
 )
-"""What finds the readers of a job, the best first: files before servers."""
+"""Functions that yield the readers of a job, best first: files before servers."""
 
 
 def parted(name: str) -> tuple[str, str]:
-    """The format that a sink's name begins with, and what stands behind it: a place, options, or both."""
+    """Split a sink's name into its format, and a place, options, or both."""
     found = re.match(r"([^:?]*):?(.*)", name, re.DOTALL)
     return (found[1], found[2]) if found else (name, "")
 
 
 def load(code: str) -> Any:
-    """What `module:function` names."""
+    """Import what `module:function` names."""
     module, _, function = code.partition(":")
     return getattr(import_module(module), function)
 
 
 def find_sink(name: str) -> Opens:
-    """What opens a sink of this name: ours, or one that an installed package offers."""
+    """Return what opens a sink of this name: a built-in one, or one of an installed package."""
     kind = parted(name)[0]
     if kind in FORMATS:
         opens: Opens = load(FORMATS[kind].sink)
@@ -130,39 +130,39 @@ def find_sink(name: str) -> Opens:
         return loaded  # type: ignore[no-any-return]
     forms = ", ".join(form for own in FORMATS.values() for form in own.forms)
     raise ConfigError(
-        f"sink {masked_address(name)!r}: there is no such sink",
-        hint=f"there are {forms}, and what installed packages offer as {GROUP}",
+        f"sink {masked_address(name)!r}: unknown sink",
+        hint=f"use {forms}, or install a package with an entry point in {GROUP}",
     )
 
 
 def find_readers(sinks: Sequence[str]) -> list[Callable[..., Any]]:
-    """What finds the readers of a job with these sinks, the best first; those of other packages come last."""
+    """Return the functions that yield the readers of a job with these sinks, best first; other packages' come last."""
     found: list[Callable[..., Any]] = [load(code) for code in READERS]
     for name in dict.fromkeys(parted(name)[0] for name in sinks):
         if name not in FORMATS:
             try:
                 readers = getattr(find_sink(name), "readers", None)
             except ConfigError:
-                # The package is not installed here: what else the job has can be read.
+                # The package is not installed here: the job's other data can still be read.
                 continue
             found += [readers] if readers is not None else []
     return found
 
 
 def formats_keeping(*what: Keeps) -> list[str]:
-    """The formats of files that keep all of this."""
+    """Return the file formats that store all of this."""
     return [name for name, form in FORMATS.items() if not form.is_shared and form.keeps.issuperset(what)]
 
 
 log = logging.getLogger("gossamer.sink")
 Types = Mapping[str, Mapping[str, str]]
-"""Types of items: name -> field -> what it holds."""
+"""Item types: name -> field -> kind."""
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Refuse what is no sink, or not named as it wants to be."""
+    """Raise ConfigError for unknown sinks and invalid sink names."""
     if len(set(names)) < len(names):
-        raise ConfigError("sink: the same one is named twice")
+        raise ConfigError("sink: the same sink is listed twice")
     for name in names:
         kind, target = parted(name)
         own = FORMATS.get(kind)
@@ -176,13 +176,11 @@ def check_sinks(names: Sequence[str]) -> None:
             continue
         elif not any(_fits(name, form) for form in own.forms):
             forms = own.forms + (("jsonl:/path",) if kind == "jsonl" else ())
-            raise ConfigError(
-                f"sink {masked_address(name)!r}: there is no such sink", hint=f"it is written {' or '.join(forms)}"
-            )
+            raise ConfigError(f"sink {masked_address(name)!r}: unknown sink", hint=f"use {' or '.join(forms)}")
 
 
 def keeps_pages(names: Sequence[str]) -> bool:
-    """Whether one of these sinks wants the bodies, the headers and the links of pages."""
+    """Whether one of these sinks stores bodies, headers, and links of pages."""
     return any(
         "bodies" in own.keeps if (own := FORMATS.get(kind)) else bool(getattr(find_sink(name), "keeps_pages", False))
         for name in names
@@ -191,46 +189,46 @@ def keeps_pages(names: Sequence[str]) -> bool:
 
 
 def is_shared(names: Sequence[str]) -> bool:
-    """Whether workers of several machines can write to these: some are on servers, and none is of one machine alone."""
+    """Whether workers of several machines can write to these: at least one is on a server, and none is local."""
     kinds = [(name, _is_on_a_server(name)) for name in names]
     places = tuple(f"{kind}:/" for kind in ("warc", "folder", "jsonl", "parquet"))
     return any(shared for _, shared in kinds) and all(shared or name.startswith(places) for name, shared in kinds)
 
 
 def wants_segments(names: Sequence[str]) -> bool:
-    """Whether a fleet's workers write segments: not where servers have all that was asked for."""
+    """Whether a fleet's workers write segments: not if servers store all the requested data."""
     return not is_shared(names) or any(name.partition(":")[0] == "jsonl" for name in names)
 
 
 def tree_folder(names: Sequence[str]) -> Path | None:
-    """The folder in which pages are to be kept as files, if one is named: `folder:/path`."""
+    """Return the folder of the sink `folder:/path`, if there is one."""
     return next((Path(name.removeprefix("folder:")) for name in names if name.startswith("folder:/")), None)
 
 
 def shared_folder(names: Sequence[str]) -> Path | None:
-    """The folder that a fleet's workers write to, if one is named: `jsonl:/path`."""
+    """Return the folder of the sink `jsonl:/path`, which a fleet's workers write to, if there is one."""
     return next((Path(name.removeprefix("jsonl:")) for name in names if name.startswith("jsonl:/")), None)
 
 
 def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int], *, types: Types | None = None) -> list[Sink]:
-    """The sinks of a job in `folder`, in their order; what is in their files beyond the marks is cut off."""
+    """Open the sinks of a job in `folder`, in order; their files are truncated to the marks."""
     names = settings.sink
     check_sinks(names)
     if shared_folder(names) is not None:
-        raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
+        raise ConfigError("jsonl:/path works in fleets only", hint="on one machine, use --job /path")
     return _joined([_open(name, folder, settings, marks=marks, types=types) for name in names])
 
 
 def fleet_sinks(
     settings: Settings, folder: Path, worker: str, *, job: str = "", types: Types | None = None
 ) -> list[Sink]:
-    """What a worker of a fleet opens beside its segments, which stand for `jsonl`."""
+    """Open the sinks of a fleet's worker other than its segments, which replace `jsonl`."""
     names = [name for name in settings.sink if name.partition(":")[0] != "jsonl"]
     return _joined([_open(name, folder, settings, worker=worker, job=job, types=types) for name in names])
 
 
 def _joined(sinks: list[Sink]) -> list[Sink]:
-    """Those that say where they put pages come before those that write it down, which are told of them."""
+    """Order the sinks: those that report where they stored pages come before those that record it."""
     archives = [sink for sink in sinks if hasattr(sink, "placed")]
     for sink in sinks:
         if hasattr(sink, "archives"):
@@ -239,10 +237,10 @@ def _joined(sinks: list[Sink]) -> list[Sink]:
 
 
 def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] = ()) -> None:
-    """Finish the WARC and Parquet files that killed workers left open: here, or on a machine that does not come back.
+    """Finish the WARC and Parquet files that crashed workers left open, here or on a machine that does not come back.
 
-    `live` are the workers that the frontier has heard of lately. A shared folder may have no locks, and then a living
-    worker's file looks like a dead one's; on this machine a lock is enough."""
+    `live` are the workers with recent heartbeats. A shared folder may not support locks, and then a live worker's file
+    looks abandoned; on this machine, a lock is enough."""
     for name in settings.sink:
         kind, target = parted(name)
         if kind not in ("warc", "parquet"):
@@ -250,13 +248,13 @@ def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] =
         for path, finish in _left(kind, target, folder):
             lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
             if not lives or os.uname().nodename in path.name:
-                # Another one that ends at the same time may be quicker.
+                # Another process that ends at the same time may have finished it.
                 with suppress(FileNotFoundError):
                     finish(path)
 
 
 def _left(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
-    """Files that workers write to, or wrote to when they died, and how each is finished."""
+    """Yield the open files of live or dead workers, and the function that finishes each."""
     if kind == "parquet":
         from gossamer.storage.parquet import left_logs, read_target, seal_left
 
@@ -281,7 +279,7 @@ def _open(
 ) -> Sink:
     kind, target = parted(name)
     if has_password(name):
-        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked_address(name))
+        log.warning("the password in %s is stored with the job's settings; use ${NAME} instead", masked_address(name))
     opening = Opening(
         kind=kind,
         target=target,
@@ -301,7 +299,7 @@ def _is_on_a_server(name: str) -> bool:
 
 
 def _fits(name: str, form: str) -> bool:
-    """Whether a name is written like that: alike up to the first word that stands for something."""
+    """Whether a name has this form: equal up to the first placeholder."""
     head, word = (
         re.split(r"(?=path|user@|host|bucket)", form, maxsplit=1)[0],
         re.search(r"path|user@|host|bucket", form),

@@ -1,4 +1,4 @@
-"""The request log of a job: a line per request sent or held back; written, read backwards, and checked for gaps."""
+"""The request log of a job: one line per request sent or held back; written, tailed, and checked for gaps."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ if TYPE_CHECKING:
 log = logging.getLogger("gossamer.sink")
 FOLDER, SUFFIX = "trail", ".jsonl"
 DROPPED = "dropped.txt"
-"""Names the time before which lines may have been dropped, in epoch seconds."""
+"""Contains the time, in epoch seconds, before which lines may have been dropped."""
 MOST_BYTES = 1_000_000_000
 _PARTS = 16
-"""The largest trail is so many parts; the oldest one makes way."""
+"""Number of files at the size limit; the oldest one is dropped for a new one."""
 _PART = re.compile(r"@(\d+)$")
 _MOST_BYTES = 4 * 1024 * 1024
-"""What is kept in memory while the disk takes nothing: a trail must not stop a crawl."""
+"""Limit of lines in memory while the disk is unavailable: the request log must not stop a crawl."""
 _encode_into = msgspec.json.Encoder().encode_into
 
 
 class SentRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A request that was sent, robots.txt among them, or one that was kept back; a line of the trail."""
+    """A line of the request log: a request that was sent, including robots.txt, or that was held back."""
 
     url: str
-    """The URL; it comes first, so that readers need not decode the lines of others."""
+    """The URL; it is first, so that readers can skip other lines without decoding them."""
     at: float
-    """Epoch seconds when it was sent, or kept back."""
+    """Epoch seconds when it was sent or held back."""
     status: int = 0
-    """The HTTP status, 0 where there was no answer."""
+    """The HTTP status; 0 without a response."""
     latency: float = 0.0
-    """Seconds to the answer's headers, or to the fault."""
+    """Seconds until the response headers, or until the fault."""
     bytes: int = 0
     """Length of the body after decoding."""
     error: str = ""
-    """Why there was no answer, as in docs/reference/errors.md; `cancelled` where the crawl did not wait for it."""
+    """Why there is no response, as in docs/reference/errors.md; `cancelled` if the crawl did not wait for it."""
     skipped: str = ""
-    """Why it was not sent: `robots`, `asleep` or `prefix-budget`."""
+    """Why it was not sent: `robots`, `asleep`, or `prefix-budget`."""
     referrer: str = ""
-    """The page on which it was found; only where it was not sent."""
+    """The page on which it was found; only for requests that were not sent."""
     cut: str = ""
-    """What was dropped of the page, as in the field `cut` of its line."""
+    """What limits dropped from the page, as in the field `cut` of its row."""
     delay: float = 0.0
-    """Seconds that were to lie between the answer before and this request; of one lane, if there are several."""
+    """Required seconds between the previous response and this request; of one lane, if there are several."""
     lanes: int = 1
-    """Requests that the site may be sent at once."""
+    """Max concurrent requests to the site."""
     rest: float | None = None
-    """Seconds since the answer before it, by the worker's own monotonic clock; None where the worker had none in the
-    same lease. The times of two lines tell it less well: clocks are set, and workers have several."""
+    """Seconds since the previous response, by the worker's own monotonic clock; None if the worker had none in the
+    same lease. Differences between the times of lines are less exact: clocks differ, and are adjusted."""
     missing: int = 0
-    """Lines that are missing here, because the disk was full for long."""
+    """Number of lines lost here, because the disk was full for long."""
 
 
 _decode = msgspec.json.Decoder(SentRequest).decode
@@ -77,9 +77,9 @@ _CUT = b'"cut":"'
 
 
 class RequestLog:
-    """What one worker leaves of the trail: files of its own, which are only added to, the next when one is full.
+    """The part of the request log that one worker writes: append-only files; a full one is followed by the next.
 
-    When the trail of all workers in the folder comes to more than `most_bytes`, its oldest files are dropped."""
+    When the request log of all workers in the folder exceeds `most_bytes`, its oldest files are dropped."""
 
     def __init__(self, folder: Path, worker: str, *, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder / FOLDER
@@ -93,7 +93,7 @@ class RequestLog:
         self._was_open = self._has_warned = False
 
     def note(self, step: SentRequest) -> None:
-        """Remember one step; `flush` writes it."""
+        """Add one request; `flush` writes it."""
         if len(self._lines) >= _MOST_BYTES:
             self._missing += 1
             return
@@ -103,7 +103,7 @@ class RequestLog:
         self._lines += b"\n"
 
     async def flush(self) -> None:
-        """Write what was noted. A fault is a warning, and the lines are written with the next ones."""
+        """Write the added lines. A fault is logged as a warning, and the lines are written by the next call."""
         if not self._lines:
             return
         lines, self._lines = self._lines, bytearray()
@@ -113,7 +113,7 @@ class RequestLog:
         except OSError as error:
             self._lines[:0] = lines
             if not self._has_warned:
-                log.warning("the trail of requests waits to be written: %s: %s", self._path, error.strerror)
+                log.warning("cannot write the request log, trying again: %s: %s", self._path, error.strerror)
             self._has_warned = True
 
     def _append(self, lines: bytearray) -> None:
@@ -122,7 +122,7 @@ class RequestLog:
                 self._open()
             assert self._file is not None
             if self._is_torn:
-                # A worker of this name was killed, or the disk was full, in the middle of a line.
+                # A crash or a full disk left an incomplete line.
                 size = os.fstat(self._file).st_size
                 if size and os.pread(self._file, 1, size - 1) != b"\n":
                     os.write(self._file, b"\n")
@@ -131,18 +131,18 @@ class RequestLog:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError:
-            # A handle that was bad once may stay so; and lines that were written in part stand there twice then.
+            # A handle may stay broken after one fault; lines written in part then appear twice.
             self._close()
             raise
 
     def _is_done(self, file: int) -> bool:
-        """Whether the next file is to be begun: this one is full, or another worker found it old and dropped it."""
+        """Whether to start the next file: this one is full, or another worker dropped it because of its age."""
         about = os.fstat(file)
         return about.st_size >= self._most_bytes // _PARTS or not about.st_nlink
 
     def _open(self) -> None:
         self._close()
-        # Later it is not made anew: a job's folder that is gone is not mounted.
+        # Only here: a job's folder that is missing later is an unmounted one, and must not be created.
         self._folder.mkdir(parents=not self._was_open, exist_ok=True)
         self._was_open = True
         ours = unquote(self._name)
@@ -158,7 +158,7 @@ class RequestLog:
         self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Make room for a part, so that the trail stays below its limit while this file grows."""
+        """Drop files until a further one fits below the limit."""
         found = []
         for _, path in parts(self._folder.parent):
             with suppress(OSError):
@@ -183,35 +183,35 @@ class RequestLog:
             self._file = None
 
     async def aclose(self) -> None:
-        """Write what is left, and let go of the file."""
+        """Write the remaining lines and close the file."""
         await self.flush()
         self._close()
 
 
 def parts(folder: Path) -> list[tuple[str, Path]]:
-    """The files of the trail in a job's folder, each with the worker's name, in the order of each worker."""
+    """Return the files of a job's request log with their workers' names, in the order of each worker."""
     found = [(worker_of(path), _number(path), path) for path in (folder / FOLDER).glob(f"*{SUFFIX}")]
     return [(worker, path) for worker, _, path in sorted(found)]
 
 
 def worker_of(path: Path) -> str:
-    """Whose file of the trail this is."""
+    """Return the worker that wrote a file of the request log."""
     return unquote(_PART.sub("", path.name.removesuffix(SUFFIX)))
 
 
 def _number(path: Path) -> int:
-    # No worker's name has an @ here: it is quoted.
+    # Worker names in file names are quoted, so they contain no @.
     found = _PART.search(path.name.removesuffix(SUFFIX))
     return int(found[1]) if found else 0
 
 
 def has_request_log(folder: Path) -> bool:
-    """Whether there is a trail in a job's folder."""
+    """Whether a job's folder has a request log."""
     return next((folder / FOLDER).glob(f"*{SUFFIX}"), None) is not None
 
 
 def dropped_until(folder: Path) -> float:
-    """The time before which lines of the trail may have been dropped, because it was too long; 0.0 if none were."""
+    """Return the time before which lines may have been dropped for size; 0.0 if none were."""
     try:
         return float((folder / FOLDER / DROPPED).read_text("ascii"))
     except (OSError, ValueError):
@@ -219,9 +219,9 @@ def dropped_until(folder: Path) -> float:
 
 
 def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, SentRequest]]:
-    """The steps whose URLs begin so, each with the worker's name, in the order of each worker.
+    """Yield the requests with one of these URL prefixes, each with the worker's name, in the order of each worker.
 
-    Lines that are not whole are passed over: a worker may have been killed in the middle of one."""
+    Skips incomplete lines, which a crash may leave."""
     heads = tuple(b'{"url":' + msgspec.json.encode(beginning)[:-1] for beginning in beginnings)
     for worker, path in parts(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
@@ -232,7 +232,7 @@ def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, SentRequest]]:
 
 
 def request_log_bytes(folder: Path) -> int:
-    """The size of a trail."""
+    """Return the size of a request log."""
     total = 0
     for _, path in parts(folder):
         with suppress(FileNotFoundError):
@@ -241,14 +241,14 @@ def request_log_bytes(folder: Path) -> int:
 
 
 def cut_of(folder: Path, *, since: float = 0.0) -> CutTally:
-    """The pages that were cut, by the trail, as far back as it goes, or to this time."""
+    """Count the pages with dropped content in the request log, since its start or since a time."""
     tally = CutTally()
     for _, path in parts(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 continue
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                # Few lines have it, and to decode all of a large trail would take a minute.
+                # Few lines have the field, and decoding all of a large log would take a minute.
                 at = view.find(_CUT)
                 while at >= 0:
                     end = view.find(b"\n", at)
@@ -264,42 +264,42 @@ def cut_of(folder: Path, *, since: float = 0.0) -> CutTally:
 
 history_log = logging.getLogger("gossamer.history")
 _UNSENT = frozenset(("dns", "nxdomain", "forbidden"))
-"""Faults that came before anything could be sent to the site."""
+"""Faults that occur before anything is sent to the site."""
 
 
 class Sent(NamedTuple):
-    """One step of the trail, and whose it was."""
+    """One line of the request log, with its worker."""
 
     step: SentRequest
     worker: str = ""
 
     @property
     def was_sent(self) -> bool:
-        """Whether the site may have got it."""
+        """Whether the site may have received it."""
         return not self.step.skipped and self.step.error not in _UNSENT
 
 
 _SLACK_SECONDS, _SLACK_SHARE = 0.002, 0.001
-"""Times are written down in milliseconds, and clocks are set: a thousandth is twice what they are slewed by."""
+"""Tolerance: times are stored in milliseconds, and clocks are slewed by half a thousandth at most."""
 
 
 def rested(one: SentRequest, before: SentRequest | None) -> float | None:
-    """Seconds from the headers of the answer before, from which the delay counts, to a request; None for the first one.
+    """Return the seconds from the previous response's headers, where the delay starts, to a request; None if none.
 
-    By the worker's own clock where one worker had both in hand, else by the times that were written down."""
+    Uses the worker's monotonic clock if one worker handled both, else the stored times."""
     if before is None:
         return None
     return one.rest if one.rest is not None else one.at - before.at - before.latency
 
 
 def is_too_short(one: SentRequest, rest: float) -> bool:
-    """Whether a rest was shorter than the delay of its time. Several lanes keep a rate together, not a gap."""
+    """Whether a gap is shorter than the delay at that time. Several lanes share a rate, and have no minimum gap."""
     slack = _SLACK_SECONDS if one.rest is not None else _SLACK_SECONDS + _SLACK_SHARE * one.delay
     return one.lanes == 1 and rest + slack < one.delay
 
 
 def walked(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
-    """The requests to a site: by the trail, or if none was kept by the stored pages. In the order of each worker."""
+    """Yield the requests to a site in the order of each worker: from the request log, or else from stored pages."""
     by_domain = settings.site_by == "domain"
     beginnings = ("http",) if by_domain else (f"http://{site}/", f"https://{site}/")
     if has_request_log(job.folder):
@@ -312,14 +312,14 @@ def walked(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
 
 
 def stored(job: StoredJob, url: str) -> list[PageRow]:
-    """The rows of one page, the last word last; none where only bodies are kept, or nothing.
+    """Return the stored rows of one page, the current one last; none if only bodies, or nothing, are stored.
 
-    A server that is away does not keep others from being asked."""
+    A server that is unavailable does not stop the search in other places."""
     reader = job.first("rows")
     try:
         return list(reversed(versions_of(reader.rows(Search(url=url))))) if reader is not None else []
     except (NotKept, SinkError) as error:
-        history_log.warning("stored pages cannot be read: %s", error)
+        history_log.warning("cannot read stored pages: %s", error)
         return []
 
 
@@ -336,20 +336,20 @@ def _step(row: PageRow) -> SentRequest:
 
 
 def _rows(job: StoredJob, terms: Search) -> Iterator[PageRow]:
-    """The stored visits that fit, each once."""
+    """Yield the matching stored visits, each once."""
     reader = job.first("rows")
     seen: set[tuple[str, float]] = set()
     for row in reader.rows(terms) if reader is not None else ():
-        # A commit that was repeated leaves two rows of one visit.
+        # A repeated commit leaves two rows of one visit.
         if (row.url, row.fetched_at) not in seen:
             seen.add((row.url, row.fetched_at))
             yield row
 
 
 _FIRST_BYTES = 32 * 1024 * 1024
-"""How far back a first look goes, in all files together: some 250,000 requests."""
+"""Bytes that the first read goes back, over all files: some 250,000 requests."""
 _LOOK_BYTES = 8 * 1024 * 1024
-"""What one look reads, at most; the next one goes on there."""
+"""Max bytes of one read; the next one continues there."""
 _LONGEST_LINE = 1024 * 1024
 _decoder = msgspec.json.Decoder(SentRequest)
 
@@ -360,11 +360,11 @@ class _File:
     worker: str
     position: int = 0
     is_torn: bool = False
-    """Whether it was entered in the middle of a line."""
+    """Whether reading started inside a line."""
 
 
 class Tail:
-    """The ends of a trail's files."""
+    """Follows the ends of a request log's files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
@@ -372,7 +372,7 @@ class Tail:
         self._is_first = True
 
     def look(self) -> list[Sent]:
-        """The steps that are new since the last look, in the order of time."""
+        """Return the requests since the last call, ordered by time."""
         self._find()
         found: list[Sent] = []
         left = _FIRST_BYTES if self._is_first else _LOOK_BYTES
@@ -390,7 +390,7 @@ class Tail:
         except OSError:
             return
         if len(self._files) > len(paths):
-            # The oldest files of a long trail are dropped.
+            # The oldest files of a large log are dropped.
             left_over = {path.name for path in paths}
             self._files = {name: file for name, file in self._files.items() if name in left_over}
         new = [path for path in paths if path.name not in self._files]
@@ -404,20 +404,20 @@ class Tail:
         left = _FIRST_BYTES
         for path in sorted(weights, key=lambda path: -weights[path][0]):
             size = weights[path][1]
-            # A file that came up since the last look is new from its beginning; before that only the end matters.
+            # A file created since the last call is read from its start; at the first call, only the end matters.
             begin = max(0, size - max(0, left)) if self._is_first else 0
             left -= size - begin
             self._files[path.name] = _File(path, worker_of(path), begin, is_torn=begin > 0)
 
 
 def _read(file: _File, most: int) -> bytes:
-    """Whole lines that are new in a file."""
+    """Read the new complete lines of a file."""
     if most <= 0:
         return b""
     try:
         with file.path.open("rb") as source:
             if source.seek(0, 2) < file.position:
-                # Another file by the same name: it is read from its beginning.
+                # A new file with the same name: read it from its start.
                 file.position, file.is_torn = 0, False
             source.seek(file.position)
             data = source.read(most)
@@ -440,7 +440,7 @@ def _decoded(data: bytes) -> list[SentRequest]:
     try:
         return _decoder.decode_lines(data)
     except msgspec.DecodeError:
-        # A worker was killed in the middle of a line.
+        # A crash left an incomplete line.
         found = []
         for line in data.splitlines():
             with suppress(msgspec.DecodeError):

@@ -1,4 +1,14 @@
-"""Segments of a fleet's workers: each worker writes its own; the highest token of each page counts."""
+"""Segments: the output files of a fleet's workers.
+
+Workers of a fleet share no owner that could order their writes. So each worker appends records to its own segment, and
+each record has the key of its page and the token of its lease. Readers merge the segments.
+
+Invariants: only one process writes a segment; a record is durable before its outcome is committed; of several records
+of a page, the one with the highest token is current.
+
+Failure cases: a worker that crashed between write and commit leaves a record that was never committed. The page is
+leased again with a higher token, so the new record wins. A late worker's record loses the same way. An incomplete last
+line is skipped. If the shared folder is unmounted, the worker waits: it never creates the folder itself."""
 
 from __future__ import annotations
 
@@ -36,7 +46,7 @@ class _Answer(msgspec.Struct):
 
 
 class Stamp(msgspec.Struct):
-    """The part of a record that says which of several is the last word on a page."""
+    """The part of a record that determines which of several is current."""
 
     key: int
     token: int
@@ -44,7 +54,7 @@ class Stamp(msgspec.Struct):
 
     @property
     def weight(self) -> int:
-        """The record with the highest counts. A 304 brings nothing: the visit that it confirms stays the last word."""
+        """The record with the highest weight wins. A 304 has none: the visit that it confirms stays current."""
         return self.token if self.page.status != 304 else 0
 
 
@@ -52,11 +62,11 @@ _decode_stamp = msgspec.json.Decoder(Stamp).decode
 
 
 class SegmentSink:
-    """Files of this worker's own: a record a line, each with its key and token. One is begun with every start, and when
-    the last cannot be trusted any more: its folder was away, or read-only."""
+    """A worker's own files: one record a line, with its key and token. A new file is created at each start, and after
+    the last one became unreliable: its folder was unavailable or read-only."""
 
     def __init__(self, folder: Path, worker: str, *, is_there: Callable[[], bool] | None = None) -> None:
-        """`is_there` checks, before a new file is begun, that the folder is still the job's: an empty mount point is
+        """`is_there` checks, before a new file is created, that the folder is still the job's: an empty mount point is
         a folder too."""
         self._place = folder / FOLDER
         self._is_there = is_there
@@ -68,7 +78,7 @@ class SegmentSink:
         self._open()
 
     def _open(self) -> int:
-        """The file to write to. Its folder is not made anew: one that is gone is not mounted."""
+        """Open the file to write to. Never creates its folder: a missing one is unmounted."""
         number = 0
         while self._file is None:
             try:
@@ -76,7 +86,7 @@ class SegmentSink:
                 self._path = self._place / f"{self._worker}-{number}{SUFFIX}"
                 self._file = os.open(self._path, flags, 0o644)
                 self._size = 0
-                # Some file systems know of no links at all.
+                # Some file systems do not support hard links.
                 self._is_linked = os.fstat(self._file).st_nlink > 0
             except FileExistsError:
                 number += 1
@@ -94,11 +104,11 @@ class SegmentSink:
     def _store(self, lines: bytes) -> None:
         try:
             if self._file is not None and self._is_linked and not os.fstat(self._file).st_nlink:
-                # Somebody has deleted the file: what is written to it would be gone.
+                # The file was deleted: data written to it would be lost.
                 self._let_go()
             if self._file is None and self._is_there is not None and not self._is_there():
                 raise SinkFull(
-                    f"{self._place.parent} is not the job's results folder any more",
+                    f"{self._place.parent} is no longer the job's results folder",
                     hint="is it mounted? The worker waits for it, and stores nothing elsewhere",
                 )
             file = self._open()
@@ -110,8 +120,8 @@ class SegmentSink:
         self._size += len(lines)
 
     def _undo(self, error: OSError) -> None:
-        """Cut off what was written in part. A handle that was bad once may stay so, or say that it has synced what is
-        lost: then the file is left as it is, and what stands there twice is sorted out when segments are read."""
+        """Truncate a partial write. A file handle may stay broken after one fault, or report a sync that lost data:
+        then the file is left as it is, and readers drop the duplicates."""
         if self._file is None:
             return
         try:
@@ -132,43 +142,43 @@ class SegmentSink:
                 os.close(file)
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
-        """Nothing to do: what was written and did not come to count is sorted out when segments are read."""
+        """Do nothing: readers drop records that were not committed."""
 
     async def aclose(self) -> None:
         self._let_go()
 
 
 def has_segments(folder: Path) -> bool:
-    """Whether a folder is one that workers write segments to."""
+    """Whether workers write segments to a folder."""
     return (folder / FOLDER).is_dir()
 
 
 def segment_bytes(folder: Path) -> int:
-    """The size of all segments together."""
+    """Return the total size of all segments."""
     return sum(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
 
 
 def stamps(folder: Path) -> Iterator[Stamp]:
-    """Key and token of every record in the segments of a folder."""
+    """Yield key and token of every record in the segments of a folder."""
     for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
         for stamp, _ in _lines(path, path.stat().st_size):
             yield stamp
 
 
 def every_record(folder: Path) -> Iterator[Record]:
-    """Every record in the segments of a folder, also those that are not the last of their page."""
+    """Yield every record in the segments of a folder, including those that are not current."""
     for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
         for _, line in _lines(path, path.stat().st_size):
             yield _decode(line)
 
 
 def has_records(folder: Path) -> bool:
-    """Whether workers have written something there."""
+    """Whether workers have written any record there."""
     return any(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
 
 
 def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
-    """The records of all segments, one per page: the last that was no 304; or one per visit."""
+    """Yield the records of all segments: the current one of each page, or with `all_visits` one per visit."""
     parts = [(path, path.stat().st_size) for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))]
     words, begins, count = LastWords(), [], 0
     for path, size in parts:
@@ -177,7 +187,7 @@ def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
             words.add(visit_of(stamp.key, stamp.token) if all_visits else stamp.key, 0 if all_visits else stamp.weight)
             count += 1
     counts = words.settled()
-    # What was written since then is not read: its place is not known.
+    # Records written since the first pass are not read: whether they are current is unknown.
     for (path, size), begin in zip(parts, begins, strict=True):
         for number, (_, line) in enumerate(_lines(path, size), begin):
             if counts[number]:
@@ -185,7 +195,7 @@ def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
 
 
 def _lines(path: Path, size: int) -> Iterator[tuple[Stamp, bytes]]:
-    """Whole lines only, of the first `size` bytes: a worker may have been killed in the middle of one."""
+    """Yield complete lines of the first `size` bytes: a crash may have left an incomplete one."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             size -= len(line)
@@ -194,7 +204,7 @@ def _lines(path: Path, size: int) -> Iterator[tuple[Stamp, bytes]]:
             try:
                 stamp = _decode_stamp(line)
             except msgspec.DecodeError as error:
-                raise SinkError(f"{path}, line {number}: {error}", hint="was the file changed?") from None
+                raise SinkError(f"{path}, line {number}: {error}", hint="was the file edited?") from None
             yield stamp, line
 
 
@@ -203,7 +213,7 @@ _LITTER_SECONDS = 86_400.0
 
 
 async def merge_segments(folder: Path) -> int:
-    """Make pages.jsonl and items.jsonl of the segments in a folder, one record per page; how many."""
+    """Write pages.jsonl and items.jsonl from the segments in a folder, one record per page; return their number."""
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     # Two machines may do this at the same time.
@@ -229,7 +239,7 @@ async def merge_segments(folder: Path) -> int:
 
 
 def _sweep(folder: Path) -> None:
-    """Take away what those left who were killed while they gathered."""
+    """Delete the files that crashed merges left."""
     for path in folder.glob(f"{_GATHERED}*"):
         with suppress(FileNotFoundError):
             if path.stat().st_mtime < SystemClock().epoch() - _LITTER_SECONDS:
@@ -237,13 +247,13 @@ def _sweep(folder: Path) -> None:
 
 
 def segment_readers(job: StoredJob) -> Iterator[Reader]:
-    """That of the segments in a job's folder."""
+    """Yield the reader of the segments in a job's folder."""
     if has_segments(job.folder):
         yield SegmentReader(job.folder)
 
 
 class SegmentReader:
-    """The files in `segments/`. What a late worker stored beside the visit that counts is left out of `records`."""
+    """Reads `segments/`. `records` skips those that are not current, such as those of late workers."""
 
     keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys", "visits"))
     cursor: type[Cursor] = ByteCursor

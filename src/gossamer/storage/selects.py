@@ -1,4 +1,4 @@
-"""The SELECTs by which DuckDB reads lines: what columns they have, and of which types."""
+"""SELECTs with which DuckDB reads JSON lines: their columns and types."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _TYPES: Mapping[Any, str] = {int: "BIGINT", float: "DOUBLE"}
 
 
 def columns_for(kind: type) -> dict[str, str]:
-    """The fields of a line, and the types that they have in SQL."""
+    """Map the fields of a line to their SQL types."""
     return {field.name: _TYPES.get(field.type, "VARCHAR") for field in msgspec.structs.fields(kind)}
 
 
 def quoted(text: str) -> str:
-    """A text as SQL has it."""
+    """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def read_json(columns: Mapping[str, str]) -> str:
-    """The reader of JSON lines, without its last parenthesis. A line that is not whole, as a kill leaves it, is a row
-    of nulls."""
+    """Return the call that reads JSON lines, without its last parenthesis. An incomplete line, as a crash leaves it, is
+    a row of nulls."""
     kinds = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items())
     return f"read_json({{files}}, format = 'newline_delimited', columns = {{{kinds}}}, ignore_errors = true"
 
@@ -42,14 +42,14 @@ RECORD_PAGES = (
     " w[2]::BIGINT AS warc_offset, w[3]::BIGINT AS warc_length, w[4]::BOOLEAN AS warc_revisit"
     f" FROM (SELECT key, token, unnest(page), warc AS w FROM {read_json(_LINE)}) WHERE page IS NOT NULL)"
 )
-"""The pages of lines that are records, with key, token and items, as segments have them."""
+"""Pages of record lines, with key, token, and items, as in segments."""
 RECORD_ITEMS = (
     "SELECT key, token, split_part(page.url, '/', 3) AS site, page.url AS url,"
     " make_timestamp((page.fetched_at * 1e6)::BIGINT) AS fetched_at, number - 1 AS number, items[number] AS item"
     f" FROM (SELECT *, unnest(range(1, 1 + len(items))) AS number FROM {read_json(_LINE)}) WHERE items IS NOT NULL)"
 )
 ROW_PAGES = f"SELECT {SITE}, * REPLACE ({FETCHED_AT}) FROM {read_json(PAGE_COLUMNS)}) WHERE url IS NOT NULL"
-"""The pages of lines that are rows, as pages.jsonl has them."""
+"""Pages of row lines, as in pages.jsonl."""
 ITEM_LINES = (
     "SELECT json AS item FROM read_json_objects({files}, format = 'newline_delimited', ignore_errors = true)"
     " WHERE json IS NOT NULL"
@@ -57,7 +57,7 @@ ITEM_LINES = (
 
 
 def spilled(records: Iterable[Record], spill: Path) -> dict[str, list[SqlSource]]:
-    """Records of a format that DuckDB does not read, as lines that it does."""
+    """Write records of a format that DuckDB does not read as JSON lines."""
     path = spill / "records.jsonl"
     with path.open("wb") as file:
         for record in records:

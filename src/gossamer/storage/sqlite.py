@@ -1,4 +1,4 @@
-"""Tables in a SQLite file: the sink, one row per page, and its reader."""
+"""The SQLite sink, with one row per page, and its reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
 _COLUMNS = {
     field.name: _TYPES.get(getattr(field.type, "__name__", ""), "TEXT") for field in msgspec.structs.fields(PageRow)
 }
-# What has no type of its own here has a name that SQLite takes for text, and that says what is in it.
+# Kinds without an SQLite type get a name with text affinity that tells what the column holds.
 _TYPED = {
     "str": "TEXT", "int": "INTEGER", "float": "REAL", "bool": "BOOLEAN", "json": "JSON_TEXT",
     "decimal": "DECIMAL_TEXT", "time": "TIMESTAMP_TEXT", "date": "DATE_TEXT",
@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS items_rejected (
     key INTEGER NOT NULL, number INTEGER NOT NULL, item TEXT NOT NULL, PRIMARY KEY (key, number)
 ) WITHOUT ROWID;
 """
-# A late worker's visit does not replace a newer one.
+# A late worker's visit must not replace a newer one.
 _UPSERT = (
     f"INSERT INTO pages ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))}) ON CONFLICT (key) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _NAMES[1:])
@@ -58,8 +58,8 @@ _UPSERT = (
 
 
 class SqliteSink:
-    """`pages`; `items` as JSON with the key of their page; `items_TYPE`, those of a type that the job declares;
-    `items_rejected`, what was kept aside, as JSON.
+    """`pages`; `items` as JSON with the key of their page; `items_TYPE` for each declared item type;
+    `items_rejected` for rejected items, as JSON.
 
     Workers of one machine may share the file."""
 
@@ -86,7 +86,7 @@ class SqliteSink:
             raise (self._in_words(error) if isinstance(error, sqlite3.Error) else error) from error
 
     def _make(self, table: ItemTable) -> None:
-        """Make the table of a type of items, or add what it has got since."""
+        """Create the table of an item type, or add missing columns."""
         columns = {name: f"{_quoted(name)} {_TYPED[kind]}" for name, kind in table.columns.items()}
         self._database.execute(
             f"CREATE TABLE IF NOT EXISTS {table.name} ({PAGE} INTEGER NOT NULL, {NUMBER} INTEGER NOT NULL,"
@@ -106,7 +106,7 @@ class SqliteSink:
             try:
                 run("BEGIN IMMEDIATE")
                 for record in records:
-                    # A 304 says that the row and the items that are there still hold.
+                    # A 304 confirms the stored row and its items.
                     if record.page.status != 304 and run(_UPSERT, _row(record)).rowcount:
                         for name, key in self._lists.items():
                             run(f"DELETE FROM {name} WHERE {key} = ?", (record.key,))
@@ -126,7 +126,7 @@ class SqliteSink:
             self._database.executemany(self._inserts[kind], typed)
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
-        """Nothing to do: a visit that comes again takes the place of the one that did not count."""
+        """Do nothing: the repeated visit replaces the one that was not committed."""
 
     async def aclose(self) -> None:
         with self._lock:
@@ -134,11 +134,13 @@ class SqliteSink:
 
     def _in_words(self, error: sqlite3.Error) -> SinkError:
         waits = getattr(error, "sqlite_errorcode", 0) & 0xFF in _WAITS
-        return (SinkFull if waits else SinkError)(f"{self._path}: {error}", hint="is there space, and nobody locks it?")
+        return (SinkFull if waits else SinkError)(
+            f"{self._path}: {error}", hint="free disk space, or stop other writers"
+        )
 
 
 def open_sqlite(opening: Opening) -> SqliteSink:
-    """The sink named `sqlite`, in the job's folder, or `sqlite:/path`."""
+    """Open the sink `sqlite`, in the job's folder, or `sqlite:/path`."""
     return SqliteSink(Path(opening.target) if opening.target else opening.folder / FILE, opening.types)
 
 
@@ -161,7 +163,7 @@ def _row(record: Record) -> tuple[object, ...]:
 
 
 _STEPS_A_LOOK = 1_000_000
-"""Of SQLite's own steps, between two looks at the clock."""
+"""SQLite virtual machine steps between two checks of the clock."""
 _DECLARED = {
     "INTEGER": "BIGINT", "REAL": "DOUBLE", "BOOLEAN": "BOOLEAN", "JSON_TEXT": "JSON", "TIMESTAMP_TEXT": "TIMESTAMP",
     "DATE_TEXT": "DATE",
@@ -169,14 +171,14 @@ _DECLARED = {
 
 
 def sqlite_readers(job: StoredJob) -> Iterator[Reader]:
-    """That of the file in the job's folder, or where `sqlite:/path` says."""
+    """Yield the reader of the file in the job's folder, or of `sqlite:/path`."""
     path = next((path for path in (job.folder / FILE, *job.targets("sqlite")) if path.exists()), None)
     if path is not None:
         yield SqliteReader(path)
 
 
 class SqliteReader:
-    """`pages`, one row a page, and the tables of items. Each call sees the file as it was when it began."""
+    """Reads `pages`, one row a page, and the tables of items. Each call sees the file as it was when the call began."""
 
     cursor: type[Cursor] = TimeCursor
     keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys"))
@@ -202,7 +204,7 @@ class SqliteReader:
     def search(
         self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
     ) -> tuple[list[PageRow], Cursor | None]:
-        """In the order of time, so that the first ones are enough."""
+        """Search in descending order of time, which reads only the first rows."""
         where, values = _conditions(terms, after if isinstance(after, TimeCursor) else None)
         found: list[PageRow] = []
         with self._opened() as database:
@@ -213,7 +215,7 @@ class SqliteReader:
                     values,
                 )
                 for row in rows:
-                    # A site of a whole domain is found by reading on.
+                    # Sites by registered domain are filtered here, which may need more rows.
                     if terms.fits(page := page_row(_values(row))):
                         found.append(page)
                     if len(found) > limit:
@@ -230,7 +232,7 @@ class SqliteReader:
             yield from map(msgspec.json.encode, record.items)
 
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
-        """As lines: the reader of such files is not a part of DuckDB itself."""
+        """Return sources as JSON lines: DuckDB has no built-in reader for SQLite."""
         views = selects.spilled(self.records(items=True), spill)
         with self._opened() as database:
             for number, (table, kinds) in enumerate(_item_tables(database).items()):
@@ -253,12 +255,12 @@ class SqliteReader:
                 yield database
         except sqlite3.DatabaseError as error:
             raise ConfigError(
-                f"{self._path} is not what the sink sqlite writes: {error}", hint="name a job with other sinks"
+                f"{self._path} was not written by the sink sqlite: {error}", hint="name a job with other sinks"
             ) from None
 
 
 def _conditions(terms: Search, before: TimeCursor | None) -> tuple[str, list[Any]]:
-    """Terms as SQL, as far as that goes."""
+    """Convert terms to SQL, as far as possible."""
     tests: list[tuple[str, tuple[Any, ...]]] = []
     if terms.url:
         tests.append(("url = ?", (terms.url,)))
@@ -281,7 +283,7 @@ def _values(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def _item_tables(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
-    """The tables of types of items: name, as SQL has it -> column -> its type."""
+    """Return the tables of item types: name in SQL -> column -> type."""
     found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'items_*'")
     tables = {}
     for (name,) in found.fetchall():
@@ -294,7 +296,7 @@ def _item_tables(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
 def _items_of(
     database: sqlite3.Connection, key: int, tables: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, Any], ...]:
-    """The items of a page, in their order."""
+    """Return the items of a page, in order."""
     found = database.execute("SELECT number, item FROM items WHERE key = ?", (key,))
     numbered = [(number, json.loads(item)) for number, item in found]
     for name, kinds in tables.items():
@@ -304,7 +306,7 @@ def _items_of(
 
 
 def _typed_item(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """The item that a row was made of; a field that it did not have is null."""
+    """Convert a row to an item; fields that the item did not have are null."""
     item: dict[str, Any] = {}
     for name, kind in kinds.items():
         value = row[name]
@@ -320,7 +322,7 @@ def _typed_item(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _in_utc(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """A row of a type of items, its times in UTC without saying so, as all are in SQL here."""
+    """Return a row of an item type with its times in UTC without a zone, as in all SQL views."""
     values = {NUMBER: row[NUMBER], PAGE: row[PAGE], MORE: row[MORE], **_typed_item(row, kinds)}
     for name, kind in kinds.items():
         if kind == "TIMESTAMP_TEXT" and values[name]:

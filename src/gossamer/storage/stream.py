@@ -1,4 +1,4 @@
-"""Pages and items as a Redis or Valkey stream (write-only)."""
+"""The stream sink: pages and items as entries of a Redis or Valkey stream (write-only)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ except ImportError as missing:
 
 STREAM = "gossamer"
 RECENT = 100_000
-"""Of so many visits the server knows whether they are in the stream already."""
+"""Number of recent visits that the server remembers, to drop duplicates."""
 _PASSING = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
 _encode = msgspec.json.Encoder().encode
-# In one script, so that nothing comes between a visit's being known and its being added.
+# One script, so that recording a visit and adding it to the stream is atomic.
 _ADD = """
 local now = redis.call('TIME')
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -45,16 +45,16 @@ end
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[2]))
 return added
 """
-# Nobody else is served while a script runs.
+# Redis serves no other client while a script runs.
 _AT_ONCE = 100
 
 
 class StreamSink:
-    """One entry a visit: `key`, `token`, `url`, and as JSON `page`, `items` and `rejected`.
+    """One entry a visit: `key`, `token`, `url`, and as JSON `page`, `items`, and `rejected`.
 
-    Any number of workers may share it. A visit is added once, also if the call is repeated after a broken connection
-    or by another process, as long as it is among the last `recent`. The server keeps it as well as its own settings
-    say (appendonly, appendfsync)."""
+    Any number of workers may share it. A visit is added once, even if the call is repeated after a broken connection
+    or by another process, as long as it is among the last `recent`. Its durability depends on the server's settings
+    (appendonly, appendfsync)."""
 
     def __init__(self, url: str, stream: str, *, longest: int = 0, recent: int = RECENT) -> None:
         self._server = masked_address(url)
@@ -66,9 +66,9 @@ class StreamSink:
             )
             self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         except (TypeError, ValueError):
-            # Said without its words: they may hold a piece of the password.
+            # Without the error's text, which may contain part of the password.
             raise ConfigError(
-                "the stream's address is not one that Redis has",
+                "sink: invalid address of a Redis stream",
                 hint="write redis+stream://user:password@host:port/number?stream=NAME&maxlen=N",
             ) from None
         self._add = self._redis.register_script(_ADD)
@@ -89,13 +89,13 @@ class StreamSink:
         return {}
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
-        """Nothing to do: what did not come to count comes again, with a higher token."""
+        """Do nothing: an uncommitted visit comes again, with a higher token."""
 
     async def aclose(self) -> None:
         try:
             await self._redis.aclose()
         except (faults.RedisError, OSError):
-            # Nothing of ours waits in a connection.
+            # No data is pending on the connection.
             pass
 
     def _in_words(self, error: faults.RedisError) -> SinkError:
@@ -110,13 +110,13 @@ class StreamSink:
 
 
 def open_stream(opening: Opening) -> StreamSink:
-    """The sink named `redis+stream://host:port/0?stream=NAME&maxlen=N`."""
+    """Open the sink `redis+stream://host:port/0?stream=NAME&maxlen=N`."""
     scheme = opening.kind.removesuffix("+stream") or "redis"
     url, _, query = expand(f"{scheme}:{opening.target}", source="sink").partition("?")
     options = dict(parse_qsl(query))
     stream = options.pop("stream", STREAM)
     if not stream or {"{", "}"} & set(stream):
-        raise ConfigError(f"sink: {stream!r} is no name for a stream", hint="any text without braces is")
+        raise ConfigError(f"sink: {stream!r} is not a valid stream name", hint="use a name without braces")
     try:
         longest, recent = int(options.pop("maxlen", 0)), int(options.pop("recent", RECENT))
     except ValueError:

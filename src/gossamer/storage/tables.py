@@ -1,4 +1,14 @@
-"""Tables on a database server: columns, typed item tables, statements; the sinks are `postgresql` and `mysql`."""
+"""Tables on a database server: columns, typed item tables, and the sink that `postgresql` and `mysql` share.
+
+The sink turns a batch of records into rows and commits them in one transaction. The table `pages` has one row per page,
+keyed by the page's key. Items are in `items`, or in one table per declared type.
+
+Invariants: a row is replaced only by a visit with an equal or higher token, so a late worker changes nothing; a page
+and its items change in the same transaction; columns are added, and never changed or dropped.
+
+Failure cases: an error means one of three verdicts. `again`: a deadlock or conflict, retried at once. `wait`: the
+server is down, full, or busy, and the crawl waits (SinkFull). `stop`: the data or the tables are wrong, and the job
+ends (SinkError). A call that fails has committed nothing or everything; repeating it gives the same rows."""
 
 from __future__ import annotations
 
@@ -21,7 +31,7 @@ from gossamer.settings import expand
 from gossamer.storage.base import Opening
 
 PAGE, NUMBER, MORE = "_page", "_number", "_more"
-"""The key of the page, which of its items it is, and the fields that the type does not name, as JSON."""
+"""Key of the page, index of the item on the page, and fields that the type does not have, as JSON."""
 KINDS = ("str", "int", "float", "bool", "decimal", "time", "date", "json")
 _LONGEST = 60
 _encode = msgspec.json.Encoder().encode
@@ -29,12 +39,12 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class ItemTable(NamedTuple):
-    """The table of one type."""
+    """The table of one item type."""
 
     type: str
     name: str
     columns: Mapping[str, str]
-    """Field -> its kind; `MORE` comes last."""
+    """Field -> kind; `MORE` is last."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,14 +53,14 @@ class ItemTable(NamedTuple):
 
 
 class ItemRows(NamedTuple):
-    """What the items of some pages come to: key, number and JSON of those without a type; rows of the others."""
+    """Item rows of some pages: key, number, and JSON of items without a type; typed rows of the others."""
 
     plain: list[tuple[int, int, str]]
     typed: dict[str, list[tuple[Any, ...]]]
 
 
 def item_tables(types: Mapping[str, Mapping[str, str]], items: str) -> dict[str, ItemTable]:
-    """Type -> its table, named after the table of items that have none; ConfigError where two would be one."""
+    """Map item types to tables, named after the table of untyped items; ConfigError if two names collide."""
     tables: dict[str, ItemTable] = {}
     names: set[str] = set()
     for kind, fields in types.items():
@@ -59,11 +69,11 @@ def item_tables(types: Mapping[str, Mapping[str, str]], items: str) -> dict[str,
         clash = next((field for field in fields if lowered.count(field.lower()) > 1), None)
         long = next((field for field in fields if len(field.encode()) > _LONGEST or not field or "\0" in field), None)
         if name in names or name == f"{items}_rejected":
-            raise ConfigError(f"items of type {kind} would share the table {name}", hint="call the type otherwise")
+            raise ConfigError(f"items of type {kind} would share the table {name}", hint="rename the type")
         if clash is not None or long is not None or {PAGE, NUMBER, MORE} & set(lowered):
             field = clash or long or next(field for field in fields if field.lower() in (PAGE, NUMBER, MORE))
             raise ConfigError(
-                f"items of type {kind}: the field {field!r:.80} cannot be a column", hint="call it otherwise"
+                f"items of type {kind}: the field {field!r:.80} cannot be a column", hint="rename the field"
             )
         names.add(name)
         tables[kind] = ItemTable(kind, name, {**fields, MORE: "json"})
@@ -71,7 +81,7 @@ def item_tables(types: Mapping[str, Mapping[str, str]], items: str) -> dict[str,
 
 
 def item_rows(records: Iterable[Record], tables: Mapping[str, ItemTable]) -> ItemRows:
-    """The rows of all items."""
+    """Return the rows of all items."""
     rows = ItemRows([], {kind: [] for kind in tables})
     for record in records:
         for number, item in enumerate(record.items):
@@ -101,11 +111,11 @@ def _item_value(value: Any, kind: str, name: str, table: ItemTable) -> Any:
     if kind == "int" and isinstance(value, int):
         if not _LEAST <= value <= _MOST:
             raise SinkError(
-                f"{table.name}.{name}: {value} is no number of 64 bits", hint="declare the field as str or float"
+                f"{table.name}.{name}: {value} does not fit in 64 bits", hint="declare the field as str or float"
             )
         return int(value)
     if kind == "float":
-        # There is no number that says that there is none in every database.
+        # Not all databases can store NaN and infinity.
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
     if kind == "bool":
         return bool(value)
@@ -114,40 +124,40 @@ def _item_value(value: Any, kind: str, name: str, table: ItemTable) -> Any:
 
 
 def new_columns(there: Mapping[str, str], table: ItemTable, types: Mapping[str, str], server: str) -> Sequence[str]:
-    """The columns that a table lacks, as `there` names what it has and of which type; SinkError if one has another."""
+    """Return the columns that a table lacks; `there` maps its columns to types. SinkError if a type differs."""
     known = {name.lower(): kind for name, kind in there.items()}
     if PAGE not in known or NUMBER not in known:
         raise SinkError(
-            f"{server}: there is a table {table.name} already, and it is not one of Gossamer's",
-            hint="call the type of items otherwise, or name other tables: ?table=NAME behind the address",
+            f"{server}: the table {table.name} exists already and was not created by Gossamer",
+            hint="rename the item type, or choose other tables: append ?table=NAME to the address",
         )
     for name, kind in table.columns.items():
         found = known.get(name.lower())
         if found is not None and found.lower() != types[kind].lower():
             raise SinkError(
-                f"{server}: {table.name}.{name} is {found}, and the type {table.type} needs {types[kind]} now",
-                hint="change the column by hand, or call the field or the type otherwise: columns are only ever added",
+                f"{server}: {table.name}.{name} is {found}, but the type {table.type} now needs {types[kind]}",
+                hint="alter the column, or rename the field or the type: columns are only ever added",
             )
     return [name for name in table.columns if name.lower() not in known]
 
 
 TABLE = "pages"
 Verdict = Literal["again", "wait", "stop"]
-"""What an error calls for: another try at once, a pause, or the end of the job."""
+"""How to handle an error: retry at once, wait, or stop the job."""
 _TRIES = 4
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 def _kind(field: msgspec.structs.FieldInfo) -> str:
-    """`str`, `int`, `float`, `bool`, or `json` for anything else."""
+    """Return `str`, `int`, `float`, `bool`, or `json` for anything else."""
     kinds = {each.__name__ for each in get_args(field.type) or (field.type,)} - {"UnsetType", "NoneType"}
     known = kinds.pop() if len(kinds) == 1 else "json"
     return known if known in ("str", "int", "float", "bool") else "json"
 
 
 COLUMNS: Mapping[str, str] = {field.name: _kind(field) for field in msgspec.structs.fields(PageRow)}
-"""The fields of a page's line, and their kinds."""
+"""The fields of a page's row, and their kinds."""
 NAMES = ("key", "token", *COLUMNS)
 
 
@@ -157,58 +167,58 @@ class TableNames(NamedTuple):
     pages: str
     items: str
     rejected: str
-    """For items that do not fit the types that the spider declares."""
+    """For items that do not match the spider's declared types."""
 
 
 class Batch(NamedTuple):
-    """One row a page, of its last visit, in the order of their keys, so that two who write wait and do not deadlock."""
+    """The rows of the last visit of each page, ordered by key, so that concurrent writers wait and do not deadlock."""
 
     keys: list[int]
     tokens: list[int]
     rows: list[tuple[Any, ...]]
     """The values of `NAMES`."""
     items: list[tuple[int, int, str]]
-    """Key of the page, number and JSON of items without a declared type."""
+    """Key of the page, number, and JSON of items without a declared type."""
     rejected: list[tuple[int, int, str]]
-    """The same of what was kept aside."""
+    """Key of the page, number, and JSON of rejected items."""
     typed: Mapping[str, Sequence[tuple[Any, ...]]]
     """Type -> the rows of its items, in the order of the table's columns."""
 
 
 class TableConnection(Protocol):
-    """One connection to one kind of server."""
+    """A connection to one kind of server."""
 
     server: str
-    """Its address, without a password."""
+    """The server's address, without a password."""
 
     @property
     def is_open(self) -> bool: ...
 
     async def connect(self) -> None:
-        """Connect, and make the tables if they are not there."""
+        """Connect, and create missing tables."""
         ...
 
     async def store(self, batch: Batch) -> None:
-        """All of it in one transaction; a page that is there with a higher token stays, and so do its items."""
+        """Store all rows in one transaction; a stored page with a higher token stays, and so do its items."""
         ...
 
     async def close(self) -> None: ...
 
     def abort(self) -> None:
-        """End the connection at once, without a word."""
+        """Close the connection at once, without a protocol message."""
         ...
 
     def verdict(self, error: Exception) -> Verdict | None:
-        """What a driver's error calls for; None if it is none of a driver."""
+        """Return how to handle a driver's error; None for other errors."""
         ...
 
 
 class TableSink:
-    """`pages`, one row a page; `items`, as JSON with the key of their page; `items_TYPE`, those of a declared type;
-    `items_rejected`, what was kept aside.
+    """`pages`, one row a page; `items`, as JSON with the key of their page; `items_TYPE` for each declared type;
+    `items_rejected` for rejected items.
 
-    Any number of workers may share them. A server that is away, full or crowded is waited for; what it has not
-    committed counts as not written."""
+    Any number of workers may share them. The sink waits for a server that is down, full, or busy; what the server has
+    not committed counts as not written."""
 
     def __init__(self, link: TableConnection, tables: Mapping[str, ItemTable]) -> None:
         self._link = link
@@ -233,7 +243,7 @@ class TableSink:
                 self._link.abort()
                 raise
             except Exception as error:
-                # Whatever came in between, the server undoes what was not committed.
+                # Whatever went wrong, the server rolls back an uncommitted transaction.
                 self._link.abort()
                 verdict = self._link.verdict(error)
                 if verdict is None:
@@ -248,24 +258,24 @@ class TableSink:
             await asyncio.sleep(random.uniform(0.0, 0.02 * 2**-left))
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
-        """Nothing to do: a visit that comes again takes the place of the one that did not count."""
+        """Do nothing: the repeated visit replaces the one that was not committed."""
 
     async def aclose(self) -> None:
         async with self._turn:
             try:
                 await asyncio.wait_for(self._link.close(), 2.0)
             except Exception:
-                # All that was acknowledged is committed.
+                # Everything acknowledged is committed.
                 self._link.abort()
 
 
-_HINT = "is the server up, with space left, and may this user write there?"
+_HINT = "is the server up, with free disk space, and does this user have write permission?"
 
 
 def batch_of(records: Iterable[Record], tables: Mapping[str, ItemTable]) -> Batch:
-    """What is to be stored of these visits: of several of one page, the last.
+    """Collect the rows to store for these visits: of several of one page, the last.
 
-    A 304 says that the row and the items that are there still hold, so they stay."""
+    A 304 confirms the stored row and its items, which stay."""
     last: dict[int, Record] = {}
     for record in records:
         if record.page.status == 304:
@@ -299,37 +309,37 @@ def _value(value: Any) -> Any:
 
 
 def address(opening: Opening, scheme: str) -> tuple[str, TableNames, dict[str, ItemTable]]:
-    """The address that a sink's name stands for, with what it names of the environment, and the tables it asks for:
-    its own, and those of the types of items that the job declares."""
+    """Return a sink's server address, with environment variables substituted, and its tables, including those of
+    the job's declared item types."""
     url = expand(f"{scheme}:{opening.target}", source="sink")
     url, _, query = url.partition("?")
     options = dict(parse_qsl(query))
     table = options.pop("table", TABLE)
     if not _NAME.fullmatch(table):
-        raise ConfigError(f"sink: {table!r} is no name for a table", hint="letters, digits and underscores, up to 40")
+        raise ConfigError(f"sink: {table!r} is not a valid table name", hint="use up to 40 letters, digits and _")
     items = "items" if table == TABLE else f"{table}_items"
     names = TableNames(table, items, f"{items}_rejected")
     return (f"{url}?{urlencode(options)}" if options else url), names, item_tables(opening.types, items)
 
 
 def missing_columns(there: Iterable[str], names: TableNames, server: str) -> list[str]:
-    """The columns that a table of an earlier version lacks; SinkError if it is not one of ours."""
+    """Return the columns that a table of an earlier version lacks; SinkError if it is not a table of this sink."""
     known = {name.lower() for name in there}
     if not {"key", "token", "url"} <= known:
         raise SinkError(
-            f"{server}: there is a table {names.pages} already, and it is not one of Gossamer's",
-            hint="name another one: ?table=NAME behind the address",
+            f"{server}: the table {names.pages} exists already and was not created by Gossamer",
+            hint="choose another table: append ?table=NAME to the address",
         )
     return [name for name in COLUMNS if name not in known]
 
 
 def rows_of(rows: Sequence[Row], stored: Collection[int], *, all_stored: bool) -> Sequence[Row]:
-    """Of what goes beside pages the rows of those that were stored."""
+    """Return the item rows of those pages that were stored."""
     return rows if all_stored else [row for row in rows if row[0] in stored]
 
 
 def in_parts(rows: Sequence[str], head: str, tail: str, *, most_bytes: int) -> Iterable[str]:
-    """Statements of many rows, each short enough for a packet."""
+    """Build statements of many rows, each below the packet limit."""
     part: list[str] = []
     size = 0
     for row in rows:
@@ -343,13 +353,13 @@ def in_parts(rows: Sequence[str], head: str, tail: str, *, most_bytes: int) -> I
 
 
 def said(error: Exception) -> str:
-    """An error's first line."""
+    """Return an error's first line."""
     text = str(error.args[-1]) if error.args else ""
     return (text.splitlines() or [""])[0][:300] or type(error).__name__
 
 
 async def ask(url: str, statement: str) -> list[Any]:
-    """The rows of an answer; the address is one of PostgreSQL or of MySQL, as sinks and frontiers have it."""
+    """Run a query and return its rows; the address is one of PostgreSQL or MySQL, as in sinks and frontiers."""
     try:
         if url.startswith(("postgresql://", "postgres://")):
             return await _ask_postgresql(url, statement)

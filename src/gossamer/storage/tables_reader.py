@@ -1,9 +1,9 @@
-"""Reads the tables that the sinks postgresql and mysql write: pages, and items beside their pages.
+"""Reads the tables of the sinks postgresql and mysql: pages, and items with their pages.
 
-Readers block, and the drivers are asynchronous. So each call has an event loop of its own, in a thread of its own, and
-one connection with one read-only transaction: it sees the tables as they were when it began, whatever workers write
-meanwhile. Rows come in parts, in the order of the key, so memory stays flat however many there are. No server is asked
-before a row is: to look at what a job has costs no connection."""
+Readers block, but the drivers are asynchronous. So each call runs an event loop in its own thread, and one connection
+with one read-only transaction: it sees the tables as they were when it began, whatever workers write meanwhile. Rows
+are fetched in batches in the order of the key, so memory is bounded. No connection is made before the first row is
+read: listing a job's data connects to no server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PART = 500
-"""Rows of one answer. A page's text may be long."""
+"""Rows in one batch. The text of a page may be long."""
 _ALL_KEYS = -(1 << 63)
 _READ_SECONDS = 600.0
 _LOOK_SECONDS = 0.2
@@ -50,7 +50,7 @@ _SQL_TYPES = {
 
 
 def table_readers(job: StoredJob) -> Iterator[Reader]:
-    """One for each address among the job's sinks."""
+    """Yield a reader for each server address among the job's sinks."""
     for name in job.sinks:
         kind, target = parted(name)
         if (server := _SERVERS.get(kind)) is not None:
@@ -60,39 +60,39 @@ def table_readers(job: StoredJob) -> Iterator[Reader]:
 
 
 class _Server(Protocol):
-    """One connection to one kind of server, in the event loop of a call."""
+    """A connection to one kind of server, in the event loop of a call."""
 
     name: str
-    """Its address, without a password."""
+    """The server's address, without a password."""
 
     async def connect(self) -> Any:
-        """Connect, and begin a transaction that only reads."""
+        """Connect, and begin a read-only transaction."""
         ...
 
     async def fetch(self, connection: Any, statement: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-        """The rows of an answer; each `?` in the statement stands for a value, names are in double quotes."""
+        """Fetch rows; each `?` in the statement stands for a value, names are in double quotes."""
         ...
 
     async def close(self, connection: Any) -> None: ...
 
     def is_missing(self, error: Exception) -> bool:
-        """Whether it says that there is no such table."""
+        """Whether the error means that a table does not exist."""
         ...
 
     def text(self, text: str) -> str:
-        """A text as it was before it was stored."""
+        """Decode a stored text."""
         ...
 
     def stored(self, text: str) -> str:
-        """A text as it is stored."""
+        """Encode a text as it is stored."""
         ...
 
     columns: str
-    """The statement that lists table, column and kind of the tables whose names begin so."""
+    """The statement that lists table, column, and kind of the tables with a name prefix."""
 
 
 class _Typed(NamedTuple):
-    """The table of a declared type of items."""
+    """The table of a declared item type."""
 
     name: str
     view: str
@@ -100,7 +100,7 @@ class _Typed(NamedTuple):
 
 
 class _Snapshot:
-    """One transaction, asked from a thread that may wait."""
+    """One transaction, for use from a blocking thread."""
 
     def __init__(self, server: _Server, run: Any, connection: Any) -> None:
         self.server = server
@@ -112,7 +112,7 @@ class _Snapshot:
         return found
 
     def parts(self, table: str, where: str, values: Sequence[Any]) -> Iterator[list[dict[str, Any]]]:
-        """The rows of a table of pages in the order of the key, so many at a time."""
+        """Yield the rows of a table of pages in batches, ordered by key."""
         last = _ALL_KEYS
         while True:
             statement = f'SELECT * FROM {table} WHERE "key" > ? AND {where} ORDER BY "key" LIMIT {_PART}'
@@ -125,7 +125,7 @@ class _Snapshot:
 
 
 class TablesReader:
-    """`pages`, one row a page, and the tables of items."""
+    """Reads `pages`, one row a page, and the tables of items."""
 
     cursor: type[Cursor] = TimeCursor
     keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys"))
@@ -153,7 +153,7 @@ class TablesReader:
     def search(
         self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
     ) -> tuple[list[PageRow], Cursor | None]:
-        """The server puts them in the order of time; what only Python can tell is found by reading on."""
+        """Search in the server's order by time; terms that SQL cannot express are filtered here."""
         before = after if isinstance(after, TimeCursor) else None
         found: list[PageRow] = []
         with self._opened() as snapshot:
@@ -177,13 +177,13 @@ class TablesReader:
             yield from map(msgspec.json.encode, record.items)
 
     def rejected(self) -> Iterator[bytes]:
-        """Items that fit no type, in the order of their pages."""
+        """Yield rejected items, in the order of their pages."""
         with self._opened() as snapshot:
             for row in self._numbered(snapshot, self._names.rejected, ("key", "number")):
                 yield msgspec.json.encode(self._json(row["item"]))
 
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
-        """As lines: the readers of such servers are not a part of DuckDB itself."""
+        """Return sources as JSON lines: DuckDB has no built-in reader for these servers."""
         views = selects.spilled(self.records(items=True), spill)
         with self._opened() as snapshot:
             for number, table in enumerate(self._typed(snapshot)):
@@ -201,7 +201,7 @@ class TablesReader:
         return page_row(kept)
 
     def _value(self, kind: str, value: Any) -> Any:
-        """A value as the sink was given it."""
+        """Convert a stored value to the one that the sink received."""
         if value is None:
             return None
         if kind == "json":
@@ -229,7 +229,7 @@ class TablesReader:
     def _items(
         self, snapshot: _Snapshot, typed: Sequence[_Typed], first: int, last: int
     ) -> dict[int, list[dict[str, Any]]]:
-        """The items of the pages between two keys, in their order."""
+        """Return the items of the pages between two keys, in order."""
         found: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         between = f'SELECT * FROM {self._names.items} WHERE "key" BETWEEN ? AND ?'
         for row in snapshot.ask(between, first, last):
@@ -246,7 +246,7 @@ class TablesReader:
         return {key: [item for _, item in sorted(some, key=lambda one: one[0])] for key, some in found.items()}
 
     def _numbered(self, snapshot: _Snapshot, table: str, order: tuple[str, str]) -> Iterator[dict[str, Any]]:
-        """All rows of a table of items, in the order of pages and numbers."""
+        """Yield all rows of a table of items, ordered by page and number."""
         page, number = order
         last = (_ALL_KEYS, 0)
         while True:
@@ -261,7 +261,7 @@ class TablesReader:
             last = (rows[-1][page], rows[-1][number])
 
     def _typed(self, snapshot: _Snapshot) -> list[_Typed]:
-        """The tables of types of items."""
+        """Return the tables of item types."""
         head = f"{self._names.items}_".lower()
         found: dict[str, dict[str, str]] = {}
         for row in snapshot.ask(self._server.columns, len(head), head):
@@ -273,7 +273,7 @@ class TablesReader:
         ]
 
     def _conditions(self, terms: Search, before: TimeCursor | None) -> tuple[str, list[Any]]:
-        """Terms as SQL, as far as that goes."""
+        """Convert terms to SQL, as far as possible."""
         text = self._server.stored
         tests: list[tuple[str, tuple[Any, ...]]] = []
         if terms.url:
@@ -305,7 +305,7 @@ class TablesReader:
             except GossamerError:
                 raise
             except Late:
-                raise SinkError(f"{self.place}: no answer in time", hint=_READ_HINT) from None
+                raise SinkError(f"{self.place}: query timeout", hint=_READ_HINT) from None
             except Exception as error:
                 if self._server.is_missing(error):
                     raise NotKept(
@@ -333,7 +333,7 @@ class _PostgreSQL:
         try:
             import asyncpg
         except ImportError as missing:
-            raise unusable("postgresql", "what is stored in PostgreSQL", missing) from missing
+            raise unusable("postgresql", "reading from PostgreSQL", missing) from missing
         connection = await asyncpg.connect(**self._address, timeout=10.0, command_timeout=_READ_SECONDS)
         await connection.execute("SET timezone = 'UTC'; BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         return connection
@@ -374,7 +374,7 @@ class _MySQL:
         try:
             import asyncmy
         except ImportError as missing:
-            raise unusable("mysql", "what is stored in MariaDB or MySQL", missing) from missing
+            raise unusable("mysql", "reading from MariaDB or MySQL", missing) from missing
         connection = await asyncio.wait_for(
             asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10), 15.0
         )
@@ -413,12 +413,12 @@ _SERVERS: Mapping[str, type[_PostgreSQL] | type[_MySQL]] = {
     "mysql": _MySQL,
     "mariadb": _MySQL,
 }
-"""By the formats that the registry names."""
-_READ_HINT = "is the server up, and may this user read there?"
+"""By the format names of the registry."""
+_READ_HINT = "is the server up, and does this user have read permission?"
 
 
 def _faults(server: _Server) -> tuple[type[Exception], ...]:
-    """The errors of a server, its driver and the way to it."""
+    """Return the exception types of a server's driver and connection."""
     found: tuple[type[Exception], ...] = (OSError, TimeoutError, EOFError)
     if isinstance(server, _PostgreSQL):
         import asyncpg
@@ -431,7 +431,7 @@ def _faults(server: _Server) -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _loop() -> Iterator[Any]:
-    """An event loop in a thread of its own, and what runs a coroutine there and waits for it."""
+    """Run an event loop in a thread; yield a function that runs a coroutine there and waits for it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gossamer-tables", daemon=True)
     thread.start()
@@ -459,13 +459,13 @@ def _loop() -> Iterator[Any]:
 
 
 def _plain(value: Decimal) -> str:
-    """A decimal as text, without the zeros with which MySQL fills it up."""
+    """Format a decimal without the zeros that MySQL pads it with."""
     text = format(value, "f")
     return text.rstrip("0").rstrip(".") if len(text.partition(".")[2]) == 30 else text
 
 
 def _without_zone(values: dict[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Times in UTC without saying so, as all are in SQL here."""
+    """Convert times to UTC without a zone, as in all SQL views."""
     return {
         name: value.removesuffix("+00:00") if kinds[name] == "time" and value else value
         for name, value in values.items()

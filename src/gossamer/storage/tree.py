@@ -1,4 +1,4 @@
-"""One file per page (htmls/HOST/KEY, links/HOST/KEY, errs/HOST/KEY): sink and reader."""
+"""The tree format, one file per page (htmls/HOST/KEY, links/HOST/KEY, errs/HOST/KEY): sink and reader."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _THREADS = 8
 
 
 class TreePaths(NamedTuple):
-    """Where a URL's files are: the same names below each of the three folders."""
+    """Location of a URL's files: the same names below each of the three folders."""
 
     host: str
     key: str
 
 
 def place_of(url: str) -> TreePaths:
-    """The netloc of a URL, and the first 24 hexadecimal digits of its SHA-224."""
+    """Return the host and port of a URL, and the first 24 hexadecimal digits of its SHA-224."""
     host = url.split("/", 3)[2] if url.count("/") >= 2 else ""
     if not host.strip(".") or len(host) > _LONGEST_NAME or "\0" in host:
-        # Such names lead out of the folder, or nowhere.
+        # Such names would leave the folder, or are invalid.
         host = "_" + hashlib.sha224(host.encode("utf-8", "surrogatepass")).hexdigest()[:24]
     return TreePaths(host, hashlib.sha224(url.encode("utf-8", "surrogatepass")).hexdigest()[:24])
 
 
 class TreeSink:
-    """Keeps each page in a file of its own. A page's links are there before it is, so a page that is there is whole.
+    """Stores each page in its own file. The links are written first, so a page whose body exists is complete.
 
-    Workers may share it: two that fetched the same page write the same file, and the last one stays."""
+    Workers may share it: two that fetched the same page write the same file, and the last one wins."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ class TreeSink:
             found = (record.page.location,)
         try:
             if record.page.status == 304 or record.page.copy_of is not msgspec.UNSET:
-                # The page that is there is still the page; and of a copy another page is kept.
+                # Unchanged: the stored page is still current. Near-duplicate: another page is stored in its place.
                 return
             if record.page.status == 0 or record.page.status >= 400 or record.page.error:
                 self._put(ERRS, place, b"")
@@ -107,25 +107,25 @@ class TreeSink:
             raise
 
     def _make(self, kind: str, host: str) -> None:
-        """The folder of a host. Where all that was there is gone, another file system is: nothing is made in that."""
+        """Create the folder of a host. If the top folder is gone, it is unmounted: create nothing."""
         if not any((self._folder / name).is_dir() for name in KINDS):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         (self._folder / kind / host).mkdir(parents=True, exist_ok=True)
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
-        """Nothing to do: a page that is fetched again takes the place of the one that did not count."""
+        """Do nothing: the repeated page replaces the one that was not committed."""
 
     async def aclose(self) -> None:
         self._threads.shutdown(wait=True)
 
 
 def open_tree(opening: Opening) -> TreeSink:
-    """The sink named `folder:/path`."""
+    """Open the sink `folder:/path`."""
     return TreeSink(Path(opening.target))
 
 
 class Tree:
-    """A tree of pages that is there already, whoever made it."""
+    """An existing tree of pages, of any origin."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -136,7 +136,7 @@ class Tree:
         return (self._folder / HTMLS).is_dir() or (self._folder / LINKS).is_dir()
 
     def has(self, url: str) -> bool:
-        """Whether the URL was fetched, well or not. Questions about one host after another are cheap."""
+        """Whether the URL was fetched, with success or not. Lookups host by host are cheap."""
         place = place_of(url)
         if place.host != self._host:
             self._host = place.host
@@ -144,7 +144,7 @@ class Tree:
         return place.key in self._names
 
     def links(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Each host, with the links of one of its pages; what is no list of links is passed over."""
+        """Yield each host with the links of one of its pages; invalid link files are skipped."""
         for host in self._list(LINKS, ""):
             for name in self._list(LINKS, host):
                 try:
@@ -166,10 +166,10 @@ _decode = msgspec.json.Decoder(PageRow).decode
 
 
 class TreeShelf:
-    """A tree of bodies. It has one version of each page, the last, and knows neither headers nor labels."""
+    """Reads a tree of bodies. It has only the last version of each page, and no headers or labels."""
 
     def __init__(self, tree: Path, folder: Path, drafts: Path, job: StoredJob | None = None) -> None:
-        """`job` is where the rows of its pages are; only `parts` asks for these."""
+        """`job` has the rows of the pages, which only `parts` needs."""
         self._tree = tree
         self._folder = folder
         self._job = job
@@ -177,7 +177,7 @@ class TreeShelf:
         self._listing = drafts / f"{name}.rows"
 
     def versions(self, url: str) -> list[Version]:
-        """The stored body of a URL, if there is one; its time is that of the file."""
+        """Return the stored body of a URL, if any; its time is that of the file."""
         path = body_path(self._tree, url)
         try:
             found = path.stat()
@@ -186,16 +186,16 @@ class TreeShelf:
         return [Version(url=url, fetched_at=found.st_mtime, status=200, file=str(path))]
 
     def page(self, version: Version) -> StoredPage | None:
-        """One page, whole."""
+        """Return one page with its body."""
         row = PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at)
         return self._page(row)
 
     def row(self, version: Version) -> PageRow:
-        """What is known of a body without its row."""
+        """Return the known part of a row for a body without one."""
         return row_of_body(version.url, Path(version.file))
 
     def stream(self, version: Version, size: int) -> Iterator[bytes]:
-        """The body in pieces."""
+        """Yield the body in chunks."""
         try:
             with Path(version.file).open("rb") as file:
                 while piece := file.read(size):
@@ -204,7 +204,7 @@ class TreeShelf:
             raise ArchiveError(f"{version.file}: {error.strerror}") from error
 
     def parts(self, which: Which = "last") -> Iterator[ReadPart]:
-        """All pages, a thousand or so at a time, in the order of the job's lines."""
+        """Split all pages into parts of about a thousand, in the order of the job's rows."""
         start = end = 0
         with self._listing.open("wb") as file:
             for row in self._pages():
@@ -217,7 +217,7 @@ class TreeShelf:
                 start = file.tell()
 
     def pages(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
-        """The pages of a part; a body that is gone is told to `on_fault`, or raised."""
+        """Yield the pages of a part; a missing body is passed to `on_fault`, or raised without it."""
         for row in self._listed(part):
             try:
                 page = self._page(row)
@@ -238,11 +238,11 @@ class TreeShelf:
         path = body_path(self._tree, row.url)
         try:
             if os.stat(path).st_size > MAX_BODY_BYTES:
-                raise ArchiveError(f"{row.url} ({path}): a body of over {MAX_BODY_BYTES} bytes")
+                raise ArchiveError(f"{row.url} ({path}): the body exceeds {MAX_BODY_BYTES} bytes")
             body = path.read_bytes()
         except OSError as error:
             raise ArchiveError(f"{row.url} ({path}): {error.strerror}") from error
-        # The type that the server named is not kept; without one, only what is plainly HTML would be taken for it.
+        # The server's media type is not stored; without one, only unmistakable HTML would be parsed as HTML.
         headers = (("content-type", "text/html"),) if is_html(body, computed_type(body)) else ()
         fetched_at = row.fetched_at
         return StoredPage(
@@ -250,15 +250,15 @@ class TreeShelf:
         )
 
     def _pages(self) -> Iterator[PageRow]:
-        """The row of each page whose body was stored, once: the last one. Costs about 100 bytes of memory a page."""
+        """Yield the last row of each page with a stored body. Takes about 100 bytes of memory a page."""
         if self._job is None or (reader := self._job.first("rows")) is None:
             folder = self._job.folder if self._job is not None else "the job"
             raise NotKept(
-                f"{self._tree} keeps bodies without their URLs, and {folder} has no pages.jsonl to tell them",
-                hint="crawl with --sink jsonl --sink folder:/path, or with --sink warc, which keeps both",
+                f"{self._tree} stores bodies without their URLs, and {folder} has no pages.jsonl with them",
+                hint="crawl with --sink jsonl --sink folder:/path, or with --sink warc, which stores both",
             )
         last: dict[int, int] = {}
-        # Read once, as it is now: a job that goes on may have other rows in other places a moment later.
+        # Read once: the rows of a running job may change a moment later.
         with tempfile.TemporaryFile() as file:
             for record in reader.records(all_visits=not self._job.is_fleets):
                 if _is_page(record.page):
@@ -274,13 +274,13 @@ class TreeShelf:
 
 
 def body_path(tree: Path, url: str) -> Path:
-    """Where the body of a page is."""
+    """Return the path of a page's body."""
     place = place_of(url)
     return tree / HTMLS / place.host / place.key
 
 
 def row_of_body(url: str, path: Path) -> PageRow:
-    """What is known of a body without its row: when it was stored, and how long it is."""
+    """Return a row with the time and the size of a stored body."""
     about = path.stat()
     return PageRow(url=url, status=200, fetched_at=about.st_mtime, bytes=about.st_size)
 
@@ -290,14 +290,14 @@ def _is_page(row: PageRow) -> bool:
 
 
 def tree_readers(job: StoredJob) -> Iterator[Reader]:
-    """Those of the folders that `folder:/path` names."""
+    """Yield the readers of the folders in `folder:/path`."""
     for folder in job.targets("folder"):
         if folder.is_dir():
             yield TreeReader(folder)
 
 
 class TreeReader:
-    """A tree of bodies: it answers for a URL, and can list none."""
+    """Reads a tree of bodies: looks up URLs, but cannot list them."""
 
     cursor: type[Cursor] = TimeCursor
     keeps: frozenset[Keeps] = frozenset(("bodies",))

@@ -1,4 +1,14 @@
-"""The CDXJ index of a WARC file: written, repaired after a kill, and searched by bisection."""
+"""The CDXJ index of a WARC file: written, repaired after a crash, and searched by bisection.
+
+Each line has a sort key (SURT: reversed host, path, sorted parameters), a time stamp, and JSON with the offset of the
+record. While a WARC file is open, its lines are in the order of its records; when the file is finished, they are
+sorted.
+
+Invariants: every line points to a complete record below the file's valid length; the index can always be rebuilt from
+the WARC file, so it is never synced.
+
+Failure cases: missing, incomplete, or excess lines after a crash are dropped and rebuilt from the file. A line that
+cannot be parsed in a finished index is an `ArchiveError`: delete the index, and it is rebuilt."""
 
 from __future__ import annotations
 
@@ -40,13 +50,13 @@ _SESSIONS = tuple(
         r"aspsessionid[a-z]{8}=[a-z]{24}(?:&|$)",
     )
 )
-"""What is left out of a query, the last of each kind, one kind after the other."""
+"""Session parameters dropped from a query: the last one of each kind, one kind after the other."""
 _ASPX = re.compile(r"/\((?:[0-9a-z]{24}|(?:[a-z]\([0-9a-z]{24}\))+)\)(?=/)")
 _encode = msgspec.json.Encoder().encode
 
 
 class Capture(msgspec.Struct, frozen=True, kw_only=True):
-    """What a line of the index says, in the words that pywb knows; numbers are text there."""
+    """The JSON of an index line, with pywb's field names; numbers are strings there."""
 
     url: str
     mime: str = "unk"
@@ -58,22 +68,22 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(NamedTuple):
-    """A whole record of a WARC file: where it is, and how it begins."""
+    """A complete record of a WARC file: its location, and its first bytes."""
 
     offset: int
     length: int
     head: bytes
 
     def named(self, name: bytes) -> str:
-        """A header of the record; empty if it has none of that name."""
+        """Return a header of the record; empty if missing."""
         found = re.search(rb"^" + name + rb":[ \t]*(.*?)\r?$", self.head.partition(b"\r\n\r\n")[0], re.M | re.I)
         return found[1].decode("utf-8", "replace") if found else ""
 
 
 def line_of(capture: Capture, date: str, key: str = "") -> bytes:
-    """A line of the index, or nothing: a 304 is no capture, and who looks for its time is to find the page before it.
+    """Encode an index line; empty for a 304, since a lookup at that time should find the page before it.
 
-    `date` is the record's; `key` is the URL as indexes sort it, where it is known."""
+    `date` is the record's; `key` is the URL's sort key, if known."""
     if capture.status == "304":
         return b""
     stamp = _NO_DIGIT.sub("", date)[:14]
@@ -81,7 +91,7 @@ def line_of(capture: Capture, date: str, key: str = "") -> bytes:
 
 
 def surt(url: str) -> str:
-    """The URL as indexes of archives sort it: host reversed, lower case, parameters sorted, no session, no www."""
+    """Return the URL's sort key (SURT): reversed host, lower case, sorted parameters, no session, no www."""
     rest = url.partition("://")[2].partition("#")[0]
     end = found.start() if (found := _HOST_END.search(rest)) else len(rest)
     host, path_query = rest[:end].rpartition("@")[2].lower(), rest[end:]
@@ -100,14 +110,14 @@ def surt(url: str) -> str:
 
 
 def keys(url: str) -> list[str]:
-    """The keys under which an index may have a URL: earlier versions sorted parameters letter by letter."""
+    """Return the sort keys that an index may use for a URL: earlier versions sorted parameters by characters."""
     key = surt(url)
     base, mark, query = key.partition("?")
     return list(dict.fromkeys([key, f"{base}?{'&'.join(sorted(query.split('&')))}" if mark else key]))
 
 
 def scan(path: Path, start: int = 0) -> Iterator[Member]:
-    """The whole records from a place on where one begins; ends where what follows is none, as after a kill."""
+    """Yield the complete records from a record's offset on; stops at the first invalid one, as after a crash."""
     with path.open("rb") as file:
         file.seek(start)
         offset, data = start, b""
@@ -129,17 +139,17 @@ def scan(path: Path, start: int = 0) -> Iterator[Member]:
 
 
 def whole_bytes(path: Path, start: int = 0) -> int:
-    """Up to where a file that nobody vouches for is good: the end of the last visit that is there whole."""
+    """Return the valid length of a file without marks: the end of its last complete visit."""
     good = start
     for member in scan(path, start):
-        # A visit ends with its metadata.
+        # A visit ends with its metadata record.
         if member.named(b"WARC-Type") in ("metadata", "warcinfo"):
             good = member.offset + member.length
     return good
 
 
 def read_index(path: Path, size: int) -> tuple[list[bytes], int]:
-    """The lines for what lies below `size`, and up to where they cover the file."""
+    """Return the lines for records below `size`, and the length of the file that they cover."""
     lines, covered = [], 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
@@ -147,7 +157,7 @@ def read_index(path: Path, size: int) -> tuple[list[bytes], int]:
         except (msgspec.MsgspecError, IndexError):
             break
         end = int(capture.offset) + int(capture.length)
-        # They were written in the order of the file.
+        # They are in the order of the file.
         if end > size or end <= covered or not line.endswith(b"\n"):
             break
         lines.append(line)
@@ -156,14 +166,14 @@ def read_index(path: Path, size: int) -> tuple[list[bytes], int]:
 
 
 def finish_index(warc: Path, name: str, unsorted: Path, final: Path) -> None:
-    """Make the sorted index of a WARC file that is complete: from the lines that were kept, and from the file."""
+    """Write the sorted index of a complete WARC file, from existing lines and from the file."""
     lines, covered = read_index(unsorted, warc.stat().st_size)
     lines += (line for member in scan(warc, covered) if (line := line_of_member(member, name)))
     files.replace(final, b"".join(sorted(lines)))
 
 
 def line_of_member(member: Member, name: str) -> bytes | None:
-    """The line for a record of a file; None if it is not one of an answer."""
+    """Return the index line for a record; None if it is not a response."""
     kind = member.named(b"WARC-Type")
     if kind not in ("response", "revisit"):
         return None
@@ -202,7 +212,7 @@ def _without_sessions(query: str) -> str:
 
 
 def _without_aspx_session(path: str) -> str:
-    """The path of a page of ASP.NET without the last folder that stands for a session, in lower case."""
+    """Remove the last session folder from an ASP.NET path in lower case."""
     page, last = path.rfind(".aspx"), None
     for found in _ASPX.finditer(path, 0, page) if page >= 0 else ():
         last = found if found.end() + 1 < page else last
@@ -216,7 +226,7 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(text: str) -> bytes:
-    """Without escapes, nor those that come out of them, in one pass: `%2525...` may be of any length."""
+    """Unescape repeatedly in one pass: `%2525...` may be of any length."""
     plain = text.encode("utf-8", "surrogatepass")
     if b"%" not in plain:
         return plain
@@ -230,7 +240,7 @@ def _unescaped(text: str) -> bytes:
 
 def _path(path: str) -> str:
     if path.startswith("/") and "//" not in path and "/." not in path and _PLAIN.fullmatch(path):
-        # What nearly all paths are like.
+        # Fast path for common paths.
         return _without_aspx_session(path.lower()).rstrip("/") or "/"
     parts: list[bytes] = []
     for part in _SLASHES.sub(b"/", _unescaped(path)).split(b"/")[1:]:
@@ -249,8 +259,8 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Captures:
-    """What one file holds. `drafts` is a folder for the indexes that have to be made; if it is `shared`, one that
-    another process has made is good."""
+    """The captures of one file. `drafts` is a folder for rebuilt indexes; if `shared`, an index that another process
+    rebuilt there is used."""
 
     def __init__(self, path: Path, drafts: Path, *, shared: bool = False) -> None:
         self.path = path
@@ -263,7 +273,7 @@ class Captures:
 
     @property
     def index(self) -> Path:
-        """The sorted index, up to date with a file that is being written."""
+        """Path of the sorted index, updated for a file that is being written."""
         if self._beside is not None:
             return self._beside
         if self._shared and self._draft.exists():
@@ -272,7 +282,7 @@ class Captures:
         try:
             size = source.stat().st_size
         except OSError as error:
-            raise ArchiveError(f"{source}: {error.strerror}", hint="has the crawl gone on? ask again") from error
+            raise ArchiveError(f"{source}: {error.strerror}", hint="it may have been renamed: try again") from error
         if size != self._drawn_from:
             lines = sorted(self._drawn(source))
             new = self._draft.with_name(f"{self._draft.name}.{os.getpid()}")
@@ -282,7 +292,7 @@ class Captures:
         return self._draft
 
     def _lines_path(self) -> Path | None:
-        """The lines that the writer of an open file keeps, in the order of its records."""
+        """The lines that the writer of an open file appends, in the order of its records."""
         path = self.path.with_name(self.path.name.removesuffix(SUFFIX + OPEN) + INDEX + OPEN)
         return path if self.path.name.endswith(OPEN) and path.is_file() else None
 
@@ -296,7 +306,7 @@ class Captures:
                 yield from self._found(start)
                 return
             except ArchiveError as error:
-                # Whoever reads the file comes to the same place, and is told there.
+                # Readers of the file reach the same fault and report it.
                 log.warning("%s", error)
                 start = next_record(self.path, max(start, error.offset))
 
@@ -304,7 +314,7 @@ class Captures:
         name = self.path.name.removesuffix(OPEN)
         for record in read_records(self.path, start=start):
             if record.kind in ("response", "revisit"):
-                # Up to the end of its HTTP head a line needs it, and no further.
+                # An index line needs the record up to the end of its HTTP headers.
                 headers = {**record.headers(), "warc-type": record.kind, "warc-target-uri": record.url}
                 named = "".join(f"{key}: {value}\r\n" for key, value in headers.items()).encode()
                 head = record.head(_CAPTURE_HEAD_BYTES)
@@ -313,19 +323,19 @@ class Captures:
                     yield line
 
     def lines(self) -> Iterator[bytes]:
-        """All lines, sorted."""
+        """Yield all lines, sorted."""
         with self.index.open("rb") as file:
             for line in file:
                 if not line.startswith((b"!", b" ")):
                     yield line
 
     def offsets(self) -> array[int]:
-        """Where captures begin, in the order of the file."""
+        """Return the offsets of captures, in the order of the file."""
         found = (self._capture(line) for line in self.lines())
         return array("Q", sorted({int(capture.offset) for capture in found}))
 
     def versions(self, url: str) -> Iterator[Version]:
-        """The captures of a URL, as it is written in the index."""
+        """Yield the captures of a URL from the index."""
         with self.index.open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 return
@@ -337,7 +347,7 @@ class Captures:
                             yield version
 
     def version(self, line: bytes) -> Version:
-        """A line as a version."""
+        """Convert a line to a version."""
         capture = self._capture(line)
         return Version(
             url=capture.url,
@@ -354,12 +364,12 @@ class Captures:
         try:
             capture = _decode(line.split(b" ", 2)[2])
             if not _NUMBER.fullmatch(capture.offset):
-                raise ValueError("its offset is no number")
+                raise ValueError("the offset is not a number")
             return capture
         except (ValueError, IndexError) as error:
             raise ArchiveError(
-                f"{self.index}: {line[:80]!r} is no line of an index ({error})",
-                hint="without the file, the index is made anew",
+                f"{self.index}: {line[:80]!r} is not an index line ({error})",
+                hint="delete the index file: it is rebuilt",
             ) from None
 
 
@@ -373,7 +383,7 @@ def _lines_of(view: mmap.mmap, key: bytes) -> Iterator[bytes]:
 
 
 def _first(view: mmap.mmap, key: bytes) -> int:
-    """Where the first line begins that is not before `key`."""
+    """Return the offset of the first line that is not less than `key`."""
     low, high = 0, len(view)
     while low < high:
         start = view.rfind(b"\n", low, (low + high) // 2) + 1 or low

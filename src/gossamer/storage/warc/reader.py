@@ -1,7 +1,13 @@
-"""Reads pages from WARC archives: response, request, and metadata of a visit joined, and versions of a URL.
+"""Reads pages from WARC archives: joins the response, request, and metadata records of a visit.
 
-A file that ends in `.open` is being written: its end may be half a record, which is left out, and it may be finished
-and renamed between two reads, after which it is found by its other name."""
+A page is spread over records: the response (or a revisit that refers to an earlier equal body), the request, and the
+crawl's own metadata record. Files of other tools have no such metadata; what is unknown stays empty.
+
+Invariants: a page is returned only if its visit is complete, and each visit once; no file is held open between calls.
+
+Failure cases: a file that ends in `.open` is being written: an incomplete record at its end is skipped, and after it is
+finished and renamed, it is found under its new name. A damaged record is reported, and reading continues at the next
+one. A revisit whose original is missing is reported with the file to add."""
 
 from __future__ import annotations
 
@@ -52,17 +58,17 @@ if TYPE_CHECKING:
     from gossamer.storage.reader import StoredJob
 
 TRUNCATED = "truncated:?"
-"""What is known of a page where a file of another tool says that it is only a part."""
+"""Value for pages that a file of another tool marks as truncated."""
 _NOTED_BYTES = 64 * 1024 * 1024
 _ASIDE = "x-crawler-"
 _STATUS = re.compile(rb"\d{1,3}")
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 Original = Callable[[WarcRecord], bytes]
-"""Finds the body that a revisit record speaks of."""
+"""Returns the body that a revisit record refers to."""
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the crawl that wrote a file noted of a page."""
+    """The metadata that the crawl wrote about a page."""
 
     key: int = 0
     token: int = 0
@@ -76,7 +82,7 @@ _decode_noted = msgspec.json.Decoder(Noted).decode
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The status and the headers of an answer; `codings` still stand before the body."""
+    """Status and headers of a response; `codings` are those still applied to the body."""
 
     status: int
     headers: Headers
@@ -85,14 +91,14 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def is_page(self) -> bool:
-        """Whether a spider is shown such an answer."""
+        """Whether a spider handles this response."""
         if self.status in REDIRECTS:
             return not any(name == "location" for name, _ in self.headers)
         return 200 <= self.status < 400 and self.status != 304
 
 
 class WarcPages:
-    """The pages in a part of a file, in their order."""
+    """The pages in a part of a file, in order."""
 
     def __init__(
         self,
@@ -111,14 +117,14 @@ class WarcPages:
         self._max_body_bytes = max_body_bytes
         self._held: StoredPage | None = None
         self.faults: list[ArchiveError] = []
-        """Pages that could not be had, though the file is well: their bodies are too long, or elsewhere and gone."""
+        """Pages that are unavailable although the file is intact: the body is too long, or in a missing file."""
 
     def __iter__(self) -> Iterator[StoredPage]:
         self._held = None
         try:
             yield from self._visits()
         except ArchiveError as error:
-            # It is a record behind the page that is broken.
+            # The damaged record comes after the page.
             if self._held is not None and self._held.offset < error.offset:
                 yield self._held
             raise
@@ -126,7 +132,7 @@ class WarcPages:
             yield self._held
 
     def _visits(self) -> Iterator[StoredPage]:
-        """The pages, but for the last one if nothing behind it says that it is complete: that one is held."""
+        """Yield the pages; the last one is held back until the record after it shows that it is complete."""
         answer_id = date = ""
         for record in read_records(self._path, start=self._start, stop=self._stop):
             page = self._held
@@ -152,10 +158,10 @@ class WarcPages:
         head = read_head(record)
         if head is None or not head.is_page:
             if head is None and record.kind == "response":
-                self._miss(record, "its block does not begin as an answer does")
+                self._miss(record, "its block is not an HTTP response")
             return None
         if record.header("warc-segment-number"):
-            self._miss(record, "it is in several records, which are not put together")
+            self._miss(record, "segmented records are not supported")
             return None
         try:
             if record.kind == "revisit":
@@ -185,9 +191,9 @@ class WarcPages:
 
 
 def read_head(record: WarcRecord) -> Head | None:
-    """The head of an answer; the record's body is next. None if it is not HTTP.
+    """Parse the HTTP head of a response; the body is next. None if it is not HTTP.
 
-    Headers that our own files set aside, because the body is stored decoded, stand in their places again."""
+    Headers that the sink renamed, because it stores the body decoded, get their names back."""
     status_line, _, lines = record.head().partition(b"\n")
     parts = status_line.split(None, 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP") or not _STATUS.fullmatch(parts[1]):
@@ -202,9 +208,9 @@ def read_head(record: WarcRecord) -> Head | None:
 
 
 def _fields(lines: bytes) -> list[tuple[str, str]]:
-    """The fields of a head, names in lower case."""
+    """Parse header lines; names in lower case."""
     if lines.isascii() and b"\n " not in lines and b"\n\t" not in lines and lines.count(b"\r") == lines.count(b"\r\n"):
-        # What nearly all heads are like is taken apart at once.
+        # Fast path for common heads.
         parts = (line.partition(":") for line in lines.decode("ascii").replace("\r\n", "\n").split("\n"))
         return [(field.strip().lower(), value.strip()) for field, colon, value in parts if colon]
     headers: list[tuple[str, str]] = []
@@ -216,11 +222,11 @@ def _fields(lines: bytes) -> list[tuple[str, str]]:
 
 
 def decoded(body: bytes, head: Head, limit: int) -> bytes:
-    """The body behind what other tools leave as it came over the wire: chunks and Content-Encoding."""
+    """Decode a body that another tool stored as transferred: chunked, and with a Content-Encoding."""
     if head.is_chunked:
         body = _joined(body)
     if head.codings:
-        # Our own files have none, and the room of the downloader takes long to load.
+        # Files of the crawl need no decoding, and importing the downloader is slow.
         from gossamer.download import decoding
 
         try:
@@ -232,7 +238,7 @@ def decoded(body: bytes, head: Head, limit: int) -> bytes:
 
 
 def noted_in(record: WarcRecord) -> Noted | None:
-    """What our own metadata record says; None in one of another tool."""
+    """Return the content of the crawl's metadata record; None in one of another tool."""
     block = record.read(_NOTED_BYTES)
     found = block.find(OURS) if block.startswith(OURS) else block.find(b"\n" + OURS) + 1
     if not block.startswith(OURS, found):
@@ -277,7 +283,7 @@ def _text(value: bytes) -> str:
 
 
 def _joined(body: bytes) -> bytes:
-    """The chunks of a body put together; a body that only claims to have some is left as it is."""
+    """Join the chunks of a body; one that is not actually chunked is returned unchanged."""
     pieces: list[bytes] = []
     position = 0
     while (found := _CHUNK.match(body, position)) is not None:
@@ -293,17 +299,17 @@ _PART_BYTES = 2 * 1024 * 1024
 
 
 class ReadPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of work for one process: some pages of one source, in their order."""
+    """Some pages of one source, in order: a unit of work for one process."""
 
     source: str
     start: int = 0
     stop: int | None = None
     skip: tuple[int, ...] = ()
-    """Records in it that are not the last answer of their page."""
+    """Records in it that are not the current response of their page."""
 
 
 class _Rank(NamedTuple):
-    """Of two answers of a page the higher one counts."""
+    """Of two responses of a page, the one with the higher rank is current."""
 
     token: int
     fetched_at: float
@@ -312,7 +318,7 @@ class _Rank(NamedTuple):
 
 
 class WarcArchive:
-    """WARC files, plain or compressed record by record. Reads only, and holds no file open between two calls."""
+    """WARC files, plain or compressed record by record. Read-only; holds no file open between calls."""
 
     def __init__(
         self,
@@ -322,17 +328,17 @@ class WarcArchive:
         shared: bool = False,
         only: Mapping[str, Set[int]] | None = None,
     ) -> None:
-        # Of some files only some pages are asked for.
+        # Of some files only some pages are requested.
         self._only = only or {}
         self._captures = {str(path): Captures(path, drafts, shared=shared) for path in paths}
 
     def versions(self, url: str) -> list[Version]:
-        """The stored answers of a URL."""
+        """Return the stored responses of a URL."""
         written = target_uri(url)
         return [version for held in self._captures.values() for version in held.versions(written)]
 
     def page(self, version: Version) -> StoredPage | None:
-        """One page, whole; None if it is none that a spider sees, as a redirect is."""
+        """Return one page with its body; None for responses that a spider does not see, such as a redirect."""
         visits = WarcPages(Path(version.file), self._original, start=version.offset)
         found = next(iter(visits), None)
         if visits.faults:
@@ -340,14 +346,14 @@ class WarcArchive:
         return found if found is not None and found.offset == version.offset else None
 
     def row(self, version: Version) -> PageRow:
-        """The line of an answer: in its metadata record, or what the index says where another tool wrote the file."""
+        """Return the row of a response: from its metadata record, or from the index for a file of another tool."""
         noted = _noted_behind(version)[1]
         if noted is not None and noted.page is not None:
             return noted.page
         return PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at, digest=version.digest)
 
     def stream(self, version: Version, size: int) -> Iterator[bytes]:
-        """The body of any answer, redirects and errors too, in pieces."""
+        """Yield the body of any response, also of redirects and errors, in chunks."""
         with _answer_at(version) as record:
             if record.kind == "revisit":
                 yield from self.stream(self._origin(record), size)
@@ -360,7 +366,7 @@ class WarcArchive:
                 yield from record.pieces(size)
 
     def parts(self, which: Which = "last") -> Iterator[ReadPart]:
-        """All pages, cut into pieces of about 2 MB of file, in the order of files and records."""
+        """Split all pages into parts of about 2 MB of file, in the order of files and records."""
         beaten = self._beaten() if which == "last" else {}
         for name, held in self._captures.items():
             starts, offsets = [0], held.offsets()
@@ -375,8 +381,8 @@ class WarcArchive:
                 yield ReadPart(source=name, start=start, stop=stop, skip=inside)
 
     def pages(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
-        """The pages of a part. What cannot be read is told to `on_fault`, and the next record is looked for; without
-        it, it is raised."""
+        """Yield the pages of a part. A fault is passed to `on_fault`, and reading continues at the next record; without
+        it, the fault is raised."""
         held = self._captures[part.source]
         start = part.start
         while True:
@@ -389,11 +395,11 @@ class WarcArchive:
                 return
             except ArchiveError as error:
                 if held.path.name.endswith(OPEN):
-                    # The last record of a file that is being written is not all there yet.
+                    # The last record of an open file may be incomplete.
                     return
                 _report([error], on_fault)
                 if error.offset < 0:
-                    # It is no record that is broken: the file is not to be read at all.
+                    # The file itself, not a record, cannot be read.
                     return
                 offsets = held.offsets()
                 after = bisect_right(offsets, error.offset)
@@ -402,7 +408,7 @@ class WarcArchive:
                 start = offsets[after]
 
     def _beaten(self) -> dict[str, set[int]]:
-        """Of each file, the answers for which there is a later one. Held in memory are only these."""
+        """Return for each file the responses that are not current. Only these are held in memory."""
         beaten: dict[str, set[int]] = {}
         names = list(self._captures)
         for same in _several(merge(*(_numbered(number, held) for number, held in enumerate(self._captures.values())))):
@@ -421,11 +427,11 @@ class WarcArchive:
         return beaten
 
     def _identity(self, version: Version) -> tuple[object, int]:
-        """What makes an answer one of the same page, and the token of its visit."""
+        """Return the identity of the page, and the token of the visit."""
         try:
             return self._noted_identity(version)
         except ArchiveError:
-            # It is reported when it is read, and is nobody's rival until then.
+            # The fault is reported when the record is read; until then it has no rivals.
             return (version.file, version.offset), 0
 
     def _noted_identity(self, version: Version) -> tuple[object, int]:
@@ -439,24 +445,24 @@ class WarcArchive:
             return decoded(body, head, MAX_BODY_BYTES) if head is not None else body
 
     def _origin(self, record: WarcRecord) -> Version:
-        """Where the body is that a revisit record does not repeat: the one it names, or one with the same digest."""
+        """Find the body that a revisit record omits: in the record that it names, or in one with the same digest."""
         digest = _plain_digest(record.header("warc-payload-digest", ""))
         at = epoch(record.header("warc-refers-to-date", ""))
         held = [one for one in self.versions(record.original_url) if not one.is_revisit]
         if digest:
-            # Tools that do not write digests say nothing against it.
+            # Some tools write no digests, which excludes nothing.
             same = [one for one in held if _plain_digest(one.digest) == digest]
             held = same or [one for one in held if not one.digest]
         if not held:
             raise ArchiveError(
                 f"{record.url}: its body is in an earlier record, which is in none of these files",
-                hint="name the files of the whole job",
+                hint="name all files of the job",
             )
         return min(held, key=lambda one: abs(one.fetched_at - at))
 
 
 def _noted_behind(version: Version) -> tuple[tuple[str, bytes], Noted | None]:
-    """Method and body of the request that an answer is of, and what our metadata record says; None without one."""
+    """Return method and body of the request, and the crawl's metadata; None without one."""
     method, posted, answer_id = "GET", b"", ""
     with closing(read_records(Path(version.file), start=version.offset)) as records:
         for record in records:
@@ -480,14 +486,14 @@ def _answer_at(version: Version) -> Iterator[WarcRecord]:
         record = next(records, None)
         if record is None or record.kind not in ("response", "revisit"):
             raise ArchiveError(
-                f"{version.file}, byte {version.offset}: the index speaks of an answer that is not there",
-                hint="is the .cdxj beside the file the one that was made for it?",
+                f"{version.file}, byte {version.offset}: the index points to a response that is not there",
+                hint="delete the .cdxj file beside it: it is rebuilt",
             )
         yield record
 
 
 def _plain_digest(text: str) -> str:
-    """A digest in one form: tools write SHA-1 in base 32 or in hexadecimal, and names of algorithms in either case."""
+    """Normalize a digest: SHA-1 in base 32 or hexadecimal, and algorithm names in either case."""
     label, _, value = text.strip().lower().rpartition(":")
     if label == "sha1" and len(value) == 40:
         value = (digest_of_hex(value) or value).removeprefix("sha1:").lower()
@@ -500,7 +506,7 @@ def _numbered(number: int, held: Captures) -> Iterator[tuple[bytes, int]]:
 
 
 def _several(lines: Iterable[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
-    """The groups of lines that are about one URL, as far as they have more than one line."""
+    """Yield groups of lines for one URL that have more than one line."""
     for _, group in groupby(lines, key=lambda line: line[0].partition(b" ")[0]):
         same = list(group)
         if len(same) > 1:
@@ -516,28 +522,28 @@ def _report(faults: list[ArchiveError], on_fault: OnFault | None) -> None:
 
 
 ENDINGS = (SUFFIX, SUFFIX + OPEN, ".warc")
-"""How the names of WARC files end."""
+"""Suffixes of WARC files."""
 _INFO_BYTES = 1 << 20
 
 
 def warc_readers(job: StoredJob) -> Iterator[Reader]:
-    """That of the WARC files of a job, or of a folder that has some."""
+    """Yield the reader of the WARC files of a job, or of a folder with some."""
     if paths := warc_files(job):
         yield WarcReader(paths)
 
 
 def warc_files(job: StoredJob) -> list[Path]:
-    """The WARC files of a job: in its folder, and those that are its own where `warc:/path` says."""
+    """Return the WARC files of a job: in its folder, and its own in the folder of `warc:/path`."""
     if not job.is_job:
         return _listed(job.folder)
     return [*_listed(job.folder / FOLDER), *_shared(job)]
 
 
 def _shared(job: StoredJob) -> Iterator[Path]:
-    """Of folders that other jobs may write to as well, the files of this one.
+    """Yield the files of this job in folders that other jobs may write to.
 
-    Names begin with the job's and have a digest of its folder in them. A fleet's workers may have different ones:
-    their files say what they are part of."""
+    File names start with the job's name and a digest of its folder. A fleet's workers may have different ones: their
+    files name the job that they are part of."""
     home = job.folder.absolute()
     prefix, digest = quote(home.name, safe=""), name_digest(home)
     for folder in job.targets("warc"):
@@ -555,7 +561,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _part_of(path: Path) -> str:
-    """The job that a file says it is part of; empty if it says nothing."""
+    """Return the job that a file names in its warcinfo record; empty if none."""
     try:
         with closing(read_records(path)) as records:
             first = next(records, None)
@@ -567,7 +573,7 @@ def _part_of(path: Path) -> str:
 
 
 class WarcReader:
-    """The pages of WARC files, by the metadata records that a crawl writes behind its answers."""
+    """Reads rows from WARC files, through the metadata records that a crawl writes after its responses."""
 
     cursor: type[Cursor] = TimeCursor
     keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys", "visits", "bodies"))
@@ -582,13 +588,13 @@ class WarcReader:
         stamps = self._stamps(counts)
         wanted = iter(query.last_words(stamps, all_visits=all_visits))
         for path, count in zip(self.paths, counts, strict=True):
-            # A file that has grown since is read as far as it was then.
+            # If the file has grown since, only the first records are read.
             for record, is_wanted in zip(islice(_visits_in(path, items=items), count), wanted, strict=False):
                 if is_wanted:
                     yield record
 
     def _stamps(self, counts: list[int]) -> Iterator[tuple[int, int]]:
-        """Key and token of all visits; how many each file has is added to `counts`."""
+        """Yield key and token of all visits; append the number of visits in each file to `counts`."""
         for path in self.paths:
             counts.append(0)
             for record in _visits_in(path):
@@ -612,7 +618,7 @@ class WarcReader:
         return query.newest(rows, terms, after=after, limit=limit, go_on=go_on)
 
     def _newest(self, terms: Search, before: TimeCursor | None, limit: int) -> Iterator[PageRow | None]:
-        """By the indexes, which know times in whole seconds; what is told of the newest is in the files themselves."""
+        """Search the indexes, which have times in whole seconds; rows of the newest are read from the files."""
         found: list[Version] = []
         edge = floor(before.fetched_at) if before is not None else None
         needles = tuple(msgspec.json.encode(text)[:-1] for text in terms.beginnings)
@@ -647,13 +653,13 @@ class WarcReader:
 
     @contextmanager
     def _shelf(self) -> Iterator[WarcArchive]:
-        # What was stored may be read-only, or somebody else's: indexes that have to be made are elsewhere.
+        # The stored data may be read-only, or another user's: rebuilt indexes go elsewhere.
         with tempfile.TemporaryDirectory(prefix="gossamer-index-") as drafts:
             yield WarcArchive([current(path) for path in self.paths], Path(drafts))
 
 
 def _visits_in(path: Path, *, items: bool = False) -> Iterator[Record]:
-    """The visits that the metadata records of a file tell of."""
+    """Yield the visits in the metadata records of a file."""
     try:
         for record in read_records(path):
             noted = noted_in(record) if record.kind == "metadata" else None
@@ -661,14 +667,14 @@ def _visits_in(path: Path, *, items: bool = False) -> Iterator[Record]:
                 of_page = tuple(msgspec.json.decode(item) for item in noted.items) if items else ()
                 yield Record(key=noted.key, token=noted.token, page=noted.page, items=of_page)
     except ArchiveError:
-        # The end of what is written at this moment.
+        # The end of a file that is being written.
         if not path.name.endswith(OPEN):
             raise
 
 
 def _latest(found: list[Version], limit: int, edge: float | None) -> list[Version]:
-    """The newest, with all of the last second that is among them, and all of the second in which the search goes on:
-    which of these come first, only the files know."""
+    """Return the newest versions, with all of the last second and of the second in which the search continues: only
+    the files have the order within a second."""
     found = sorted(found, key=lambda version: -version.fetched_at)
     sure = [version for version in found if version.fetched_at != edge]
     if len(sure) <= limit:

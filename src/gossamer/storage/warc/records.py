@@ -1,7 +1,11 @@
-"""WARC records: written and read as bytes, ours and those of other tools, with resynchronization after damage.
+"""WARC records: writer and parser, with resynchronization after damage.
 
-The body is stored as it is after decoding. Headers that spoke of it before that (Content-Encoding, Transfer-Encoding,
-Content-Length) have the prefix X-Crawler-, and a Content-Length that is true takes their place.
+The body is stored after decoding. Headers that described it before (Content-Encoding, Transfer-Encoding,
+Content-Length) get the prefix X-Crawler-, and a correct Content-Length is added. Record ids are derived from the visit,
+so a repeated write gives the same records.
+
+Failure cases of the parser: a truncated record, a wrong length, a file compressed as a whole, or garbage is an
+`ArchiveError` with file and offset. `next_record` finds the next record after it.
 
 `warcio` takes 0.13 ms for the request and the response of a page of 40 KB without compression, and 8.9 ms with its own;
 the sink takes 0.23 ms for these and the metadata, compressed and indexed (benchmarks/sink_warc.py)."""
@@ -33,7 +37,7 @@ from gossamer.storage.base import without_page
 
 PROFILES = "http://netpreserve.org/warc/1.1/revisit/"
 OURS = b"gossamer: "
-"""Opens the line of a metadata record that holds the record itself, without the page, as JSON."""
+"""Prefix of the metadata line that holds the record itself, without the page, as JSON."""
 _CODINGS = re.compile(rb"\b(gzip|deflate|br|zstd)\b", re.IGNORECASE)
 _OF_THE_WIRE = frozenset((b"content-encoding", b"transfer-encoding", b"content-length"))
 _ODD = re.compile(rb"[\r\0]")
@@ -60,7 +64,7 @@ class Original(NamedTuple):
 
 
 class WarcResponse(NamedTuple):
-    """A response or revisit record, and what an index says of it."""
+    """A response or revisit record, and its fields for an index."""
 
     data: bytes
     record_id: str
@@ -73,7 +77,7 @@ class WarcResponse(NamedTuple):
 
 
 def warcinfo(name: str, *, at: float, about: Iterable[tuple[str, str]]) -> bytes:
-    """The first record of a file: what wrote it, and how."""
+    """Encode the first record of a file: software and settings that wrote it."""
     fields = [("software", f"Gossamer/{VERSION}"), ("format", "WARC File Format 1.1"), *about]
     fields.append(("conformsTo", "http://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/"))
     named = [
@@ -87,14 +91,14 @@ def warcinfo(name: str, *, at: float, about: Iterable[tuple[str, str]]) -> bytes
 
 
 def response(record: Record, exchange: Exchange, original: Original | None, digest: str) -> WarcResponse:
-    """The answer to a request. With an `original`, or where the server said 304, it is a revisit without a body.
+    """Encode a response. With an `original`, or after a 304, it is a revisit without a body.
 
-    `digest` is that of the body; for a 304, that of the body which the server says is still the page."""
+    `digest` is that of the body; after a 304, of the body that the server confirmed."""
     page, unchanged = record.page, record.page.status == 304
     is_revisit = bool(digest) and (unchanged or original is not None)
     url, date = target_uri(page.url), warc_date(page.fetched_at)
     record_id = _record_id(record.key, record.token, page.fetched_at, page.url, "response")
-    # What is put in as it is ends no line, by how it was made.
+    # Values inserted unescaped contain no line ends, by construction.
     named = (
         f"WARC-Type: {'revisit' if is_revisit else 'response'}\r\nWARC-Record-ID: {record_id}\r\n"
         f"WARC-Target-URI: {url}\r\nWARC-Date: {date}\r\n"
@@ -102,7 +106,7 @@ def response(record: Record, exchange: Exchange, original: Original | None, dige
     if exchange.address:
         named += _lines((("WARC-IP-Address", exchange.address),))
     if exchange.version.startswith(("HTTP/2", "HTTP/3")):
-        # Written as HTTP/1.1, which is the only form that a WARC knows.
+        # Written as HTTP/1.1, since WARC has no other form.
         named += f"WARC-Protocol: h{exchange.version[5]}\r\n"
     if is_revisit:
         named += f"WARC-Profile: {PROFILES}{'server-not-modified' if unchanged else 'identical-payload-digest'}\r\n"
@@ -125,7 +129,7 @@ def response(record: Record, exchange: Exchange, original: Original | None, dige
 
 
 def request(exchange: Exchange, answer: WarcResponse) -> bytes:
-    """What was asked, but for credentials: archives are passed on."""
+    """Encode a request without credentials, since archives are shared."""
     authority, slash, path = answer.url.partition("://")[2].partition("/")
     length = f"Content-Length: {len(exchange.posted)}\r\n" if exchange.posted else ""
     head = (
@@ -142,14 +146,14 @@ def request(exchange: Exchange, answer: WarcResponse) -> bytes:
 
 @lru_cache(256)
 def _request_lines(sent: Headers) -> str:
-    """The lines for headers that we sent; they are mostly those of the request before."""
+    """Encode request headers; cached, since they are mostly those of the request before."""
     told = [(name, value) for name, value in sent if name.lower() not in CREDENTIALS]
     withheld = [name for name, _ in sent if name.lower() in CREDENTIALS]
     return _lines([*told, ("X-Crawler-Withheld", ", ".join(withheld))] if withheld else told)
 
 
 def metadata(record: Record, answer: WarcResponse | None) -> bytes:
-    """How the visit went: fields that other tools know, and the record as JSON. A fetch that failed has only this."""
+    """Encode the metadata of a visit: standard fields, and the record as JSON. A failed fetch has only this."""
     page = record.page
     via = f"via: {target_uri(page.referrer)}\r\n" if page.referrer else ""
     url, date = (answer.url, answer.date) if answer else (target_uri(page.url), warc_date(page.fetched_at))
@@ -164,14 +168,14 @@ def metadata(record: Record, answer: WarcResponse | None) -> bytes:
 
 
 def payload_digest(body: bytes, known: str = "") -> str:
-    """SHA-1 as WARC writes it; `known` is the same in hexadecimal, where somebody has computed it before."""
+    """Return the SHA-1 in WARC form; `known` is the same in hexadecimal, if already computed."""
     if found := digest_of_hex(known):
         return found
     return _labelled(sha1(body, usedforsecurity=False).digest())
 
 
 def digest_of_hex(digest: str) -> str:
-    """The same of a SHA-1 in hexadecimal; empty if it is none."""
+    """Convert a hexadecimal SHA-1 to WARC form; empty if invalid."""
     try:
         plain = bytes.fromhex(digest)
     except ValueError:
@@ -180,12 +184,12 @@ def digest_of_hex(digest: str) -> str:
 
 
 def warc_date(at: float) -> str:
-    """Epoch seconds as a WARC date; whole seconds, which every reader knows."""
+    """Format epoch seconds as a WARC date; in whole seconds, which every reader supports."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def target_uri(url: str) -> str:
-    """The URL without what cannot stand in one."""
+    """Escape characters that are invalid in a URI."""
     if url.isascii() and url.isprintable() and " " not in url:
         return url
     return quote(url.encode("utf-8", "surrogatepass"), safe=_STAYS_IN_A_URI)
@@ -196,7 +200,7 @@ def _labelled(digest: bytes) -> str:
 
 
 def _record(named: str, head: bytes, body: bytes = b"") -> bytes:
-    """A record with these headers, which end no line but their own, and a block in two parts."""
+    """Encode a record with these headers, each a complete line, and a block in two parts."""
     block = sha1(head, usedforsecurity=False)
     if body:
         block.update(body)
@@ -206,20 +210,20 @@ def _record(named: str, head: bytes, body: bytes = b"") -> bytes:
 
 
 def _lines(headers: Iterable[tuple[str, str]]) -> str:
-    # What is printable ends no line, and is told by that much sooner.
+    # Most values are printable, which is faster to test and excludes line ends.
     return "".join(
         [f"{name}: {value if value.isprintable() else _ENDS_A_LINE.sub(' ', value)}\r\n" for name, value in headers]
     )
 
 
 def _truncated(cut: str) -> str:
-    """Why the body is not whole, in one of the words that the standard has; empty if what is cut is something else."""
+    """Return the WARC-Truncated reason for a body; empty if something else was cut."""
     parts = parse_cut(cut)
     return next((word for reason, word in _TRUNCATED.items() if reason in parts), "")
 
 
 def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[bytes]:
-    """The header lines of the answer, as they came where that is known."""
+    """Return the header lines of the response, as received if known."""
     lines, decoded, length = [], exchange.wire_bytes != len(body), b"%d" % len(body)
     says_length = unchanged
     for name, value in _received(exchange):
@@ -235,8 +239,7 @@ def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[by
 
 
 def _received(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """Names and values of the headers, neither of which ends a line. Lines that no reader could take apart are left
-    out, and such that go on in the next one are joined."""
+    """Return header names and values without line ends. Malformed lines are dropped, and folded ones are joined."""
     if not exchange.head:
         return [
             (_token(name).encode(), _ENDS_A_LINE.sub(" ", value).encode("utf-8", "replace"))
@@ -268,9 +271,9 @@ def _token(name: str) -> str:
 
 
 def _record_id(*parts: object) -> str:
-    """The same visit gets the same identifiers, however often it is written."""
+    """Derive a record id from the visit, so that a repeated write gives the same id."""
     plain = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    # What `UUID(hex=plain, version=5)` writes, in a third of the time.
+    # The same as `UUID(hex=plain, version=5)`, in a third of the time.
     variant = "89ab"[int(plain[16], 16) & 3]
     return f"<urn:uuid:{plain[:8]}-{plain[8:12]}-5{plain[13:16]}-{variant}{plain[17:20]}-{plain[20:]}>"
 
@@ -286,31 +289,31 @@ _FOLD = re.compile(rb"\r?\n[ \t]+")
 _ENDS = (b"\r\n\r\n", b"\n\n")
 _BEGIN = b"WARC/"
 _PEEK_BYTES = 16
-_WRONG_LENGTH = "the record is not as long as it says"
-_ONE_BY_ONE = "records are not compressed one by one, so that none can be found; `warcio recompress` mends it"
+_WRONG_LENGTH = "the record's length differs from its Content-Length"
+_ONE_BY_ONE = "records are not compressed individually; fix the file with `warcio recompress`"
 _FIELD = re.compile(rb"^([^:\r\n]+):[ \t]*([^\r\n]*(?:\r?\n[ \t][^\r\n]*)*)", re.M)
 
 
 class WarcRecord:
-    """One record: its headers, and its block, which is read from the file as it is asked for."""
+    """One record: its headers, and its block, which is read from the file on demand."""
 
     __slots__ = ("_left", "_lines", "_lowered", "_reader", "kind", "length", "offset")
 
     def __init__(self, offset: int, lines: bytes, reader: RecordReader) -> None:
         self.offset = offset
-        """Where in the file it begins."""
+        """Byte offset in the file."""
         self._lines = lines
         self._lowered = lines.lower()
         self._reader = reader
         self.kind = self.header("warc-type").lower()
         length = self.header("content-length")
         if not length.isdecimal() or not length.isascii() or len(length) > _MOST_DIGITS:
-            raise reader.fault("the record does not say how long it is")
+            raise reader.fault("the record has no valid Content-Length")
         self.length = self._left = int(length)
-        """Bytes of the block."""
+        """Length of the block in bytes."""
 
     def header(self, name: str, default: str = "") -> str:
-        """A header by its name in lower case."""
+        """Return a header by its name in lower case."""
         start = self._lowered.find(f"\n{name}:".encode())
         if start < 0:
             return default
@@ -322,7 +325,7 @@ class WarcRecord:
         return (_FOLD.sub(b" ", value) if b"\n" in value else value).decode("utf-8", "replace")
 
     def headers(self) -> dict[str, str]:
-        """All of them, names in lower case."""
+        """All headers, with names in lower case."""
         found = _FIELD.findall(self._lines.partition(b"\n")[2])
         return {
             name.strip().decode("latin-1").lower(): _FOLD.sub(b" ", value).strip().decode("utf-8", "replace")
@@ -331,28 +334,28 @@ class WarcRecord:
 
     @property
     def url(self) -> str:
-        """The URL that the record is about; empty if there is none."""
+        """The URL of the record; empty if there is none."""
         return self.header("warc-target-uri").removeprefix("<").removesuffix(">")
 
     @property
     def original_url(self) -> str:
-        """The URL of the answer whose body a revisit record does not repeat."""
+        """The URL of the response whose body a revisit record omits."""
         return self.header("warc-refers-to-target-uri", self.url).removeprefix("<").removesuffix(">")
 
     def head(self, limit: int = _HEAD_BYTES) -> bytes:
-        """The HTTP head that the block begins with, without the empty line behind it; what follows is the body."""
+        """Read the HTTP head of the block, without the empty line after it; the body is next."""
         found, taken = self._reader.until_empty_line(min(limit, self._left))
         self._left -= taken
         return found
 
     def read(self, limit: int) -> bytes:
-        """What is left of the block; an ArchiveError if that is longer than `limit`."""
+        """Read the rest of the block; ArchiveError if it is longer than `limit`."""
         if self._left > limit:
-            raise ArchiveError(f"{self.url}: a body of {self._left} bytes, {limit} are the limit")
+            raise ArchiveError(f"{self.url}: the body has {self._left} bytes; the limit is {limit}")
         return b"".join(self.pieces(limit + 1))
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """What is left of the block, in pieces of at most `size` bytes."""
+        """Yield the rest of the block in chunks of at most `size` bytes."""
         while self._left:
             piece = self._reader.some(min(self._left, size))
             self._left -= len(piece)
@@ -360,7 +363,7 @@ class WarcRecord:
 
 
 class RecordReader:
-    """Reads one file from a place at which a record begins, up to another such place or to the end."""
+    """Reads one file from the offset of a record up to the offset of another one, or to the end."""
 
     def __init__(self, file: BinaryIO, path: Path, *, start: int = 0, stop: int | None = None) -> None:
         self._file = file
@@ -372,7 +375,7 @@ class RecordReader:
         self._used = 0
         self._stream: Any = None
         self.offset = start
-        """Where the record begins that is being read."""
+        """Offset of the current record."""
         file.seek(start)
         self._fill()
         self._is_gzip = self._data.startswith(_GZIP)
@@ -387,27 +390,27 @@ class RecordReader:
 
     @property
     def end(self) -> int:
-        """The place up to which the file has been taken."""
+        """The offset up to which the file has been read."""
         return self._at - len(self._data) - (0 if self._is_gzip else len(self._buffer) - self._used)
 
     def fault(self, what: str) -> ArchiveError:
         return ArchiveError(
             f"{self._path}, byte {self.offset}: {what}",
-            hint="is it a WARC file, and is all of it there?",
+            hint="is it a complete WARC file?",
             offset=self.offset,
         )
 
     def some(self, limit: int) -> bytes:
-        """At least one and at most `limit` bytes of the record."""
+        """Read at least one and at most `limit` bytes of the record."""
         if self._used >= len(self._buffer):
             self._buffer, self._used = self._more(), 0
             if not self._buffer:
-                raise self.fault("the record is cut off")
+                raise self.fault("the record is truncated")
         start, self._used = self._used, min(self._used + limit, len(self._buffer))
         return self._buffer[start : self._used] if start or self._used < len(self._buffer) else self._buffer
 
     def until_empty_line(self, limit: int) -> tuple[bytes, int]:
-        """What stands before the next empty line, and the bytes taken with that line; all of it if there is none."""
+        """Read up to the next empty line; also return the bytes consumed with it; everything if there is none."""
         while True:
             view = self._buffer
             end, size = view.find(b"\r\n\r\n", self._used, self._used + limit), 4
@@ -423,7 +426,7 @@ class RecordReader:
             self._buffer, self._used = view[self._used :] + more, 0
 
     def _begin(self) -> bool:
-        """Go to the next record; empty lines before it, and compressed members that hold nothing else, are passed."""
+        """Go to the next record; skip empty lines before it, and compressed members that contain nothing else."""
         self.offset = self.end
         while self._stop is None or self.offset < self._stop:
             if self._is_gzip:
@@ -451,11 +454,11 @@ class RecordReader:
     def _header(self) -> WarcRecord:
         head, _ = self.until_empty_line(_HEAD_BYTES)
         if not head.startswith(_BEGIN):
-            raise self.fault("this is no WARC record")
+            raise self.fault("not a WARC record")
         return WarcRecord(self.offset, head, self)
 
     def _end(self) -> None:
-        """Behind a record's block: two empty lines or the next record, and in a compressed file the member's end."""
+        """Check the end of a record: two empty lines or the next record, and the end of a compressed member."""
         if not self._is_gzip:
             while len(self._buffer) - self._used < _PEEK_BYTES and (more := self._more()):
                 self._buffer, self._used = self._buffer[self._used :] + more, 0
@@ -472,7 +475,7 @@ class RecordReader:
             raise self.fault(_ONE_BY_ONE if found.startswith(_BEGIN) else _WRONG_LENGTH)
 
     def _more(self) -> bytes:
-        """Further bytes of the file, decompressed; none at the end of a compressed record, and of the file."""
+        """Return more bytes of the file, decompressed; empty at the end of a compressed record and of the file."""
         if not self._is_gzip:
             if not self._data:
                 self._fill()
@@ -481,11 +484,11 @@ class RecordReader:
         stream = self._stream
         while stream is not None and not stream.eof:
             if not self._data and not self._fill():
-                raise self.fault("the record is cut off")
+                raise self.fault("the record is truncated")
             try:
                 piece: bytes = stream.decompress(self._data, _PIECE_BYTES)
             except GZIP_ERRORS as error:
-                raise self.fault(f"it cannot be decompressed ({error})") from None
+                raise self.fault(f"decompression failed ({error})") from None
             self._data = stream.unused_data if stream.eof else stream.unconsumed_tail
             if piece:
                 return piece
@@ -498,23 +501,23 @@ class RecordReader:
 
 
 def read_records(path: Path, *, start: int = 0, stop: int | None = None) -> Generator[WarcRecord]:
-    """The records of a file; each is to be read before the next is asked for."""
+    """Yield the records of a file; read each before requesting the next."""
     try:
         with current(path).open("rb", buffering=0) as file:
             yield from RecordReader(file, path, start=start, stop=stop)
     except OSError as error:
-        raise ArchiveError(f"{path}: {error.strerror}", hint="is the file still there, and may it be read?") from error
+        raise ArchiveError(f"{path}: {error.strerror}", hint="does the file exist, and is it readable?") from error
 
 
 def current(path: Path) -> Path:
-    """A file by the name that it has now: one that was being written may be finished."""
+    """Return the current path of a file: an open one may have been finished and renamed."""
     if path.name.endswith(OPEN) and not path.exists():
         return path.with_name(path.name.removesuffix(OPEN))
     return path
 
 
 def epoch(date: str) -> float:
-    """A WARC date, or the time stamp of an index, in epoch seconds; 0 if it is neither."""
+    """Parse a WARC date or an index time stamp to epoch seconds; 0 if it is neither."""
     digits = re.sub(r"\D", "", date)[:14]
     if len(digits) < 14 or not digits.isascii():
         return 0.0
@@ -531,10 +534,10 @@ _MEMBER, _RECORD = re.compile(re.escape(_GZIP) + b"\x08"), re.compile(rb"(?<=[\n
 
 
 def next_record(path: Path, after: int) -> int | None:
-    """The first place behind `after` where a record begins; None if there is none.
+    """Return the offset of the first record after `after`; None if there is none.
 
-    In a compressed file that is a member which begins as records do, in a plain one a line that does. What a broken
-    record holds may look like that too: nobody can tell then."""
+    In a compressed file, that is a gzip member that starts like a record; in a plain one, a line that does. The content
+    of a damaged record may look the same, which cannot be distinguished."""
     try:
         with path.open("rb", buffering=0) as file:
             is_gzip = file.read(2) == _GZIP
@@ -551,10 +554,10 @@ def next_record(path: Path, after: int) -> int | None:
                         return start + found.start()
                 if not more:
                     return None
-                # What may be cut is looked at once more, with what follows it.
+                # A match at the end of a chunk is tested again with what follows.
                 start, data = start + max(0, len(data) - _TRIED_BYTES), data[-_TRIED_BYTES:]
     except OSError as error:
-        raise ArchiveError(f"{path}: {error.strerror}", hint="is the file still there, and may it be read?") from error
+        raise ArchiveError(f"{path}: {error.strerror}", hint="does the file exist, and is it readable?") from error
 
 
 def _holds_a_record(member: bytes) -> bool:

@@ -1,4 +1,14 @@
-"""The WARC sink: pages as they came over the wire, with an index."""
+"""The WARC sink: pages as received, one gzip member per record, with a CDXJ index per file.
+
+A visit is appended as response, request, and metadata records. Equal bodies are stored once: later ones are revisit
+records that refer to the first.
+
+Invariants: files are append-only, and only one process writes a file; a file named `.open` is not finished; the marks
+in the frontier give the committed length of each file.
+
+Failure cases: after a crash, the next start truncates the open file to its mark, completes its index, and renames it. A
+write error truncates to the size before the call, so that the call can be repeated. On a shared folder, a handle that
+failed once is not trusted again: the sink goes on with a new file, and readers drop duplicates."""
 
 from __future__ import annotations
 
@@ -29,32 +39,32 @@ _REMEMBERED = 32_768
 
 
 class WarcVisit(NamedTuple):
-    """A visit as a file gets it; one that brought no answer has the member of its metadata only."""
+    """The encoded records of a visit; a visit without a response has only the metadata record."""
 
     key: int
     token: int
     members: list[bytes]
-    """A gzip member for each record, that of the answer first."""
+    """A gzip member for each record, the response first."""
     answer: WarcResponse | None
-    """What an index says of the answer, without its bytes."""
+    """The index fields of the response, without its content."""
     surt: str
 
 
 class Press:
-    """Makes visits of records, and knows the bodies of late: one that comes again is referred to."""
+    """Encodes records as visits, and remembers recent bodies: an equal one becomes a revisit record."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Original] = OrderedDict()
 
     def visit(self, record: Record) -> WarcVisit:
-        """Take this one for written: if it comes to nothing, go on with another press."""
+        """Encode a visit, assuming that it will be written: if it is not, continue with a new instance."""
         answer, parts, surt = None, [], ""
         exchange = record.exchange
         if exchange is not None:
             digest = records_of.payload_digest(record.body, known=record.page.digest)
             if record.page.status == 304:
                 digest = records_of.digest_of_hex(record.page.digest)
-            # Of a body that was cut, the rest may differ: it is neither stored by reference nor referred to.
+            # The rest of a truncated body is unknown: it is neither stored as a revisit nor referred to.
             is_part = drops_text(parse_cut(record.page.cut or ""))
             is_known = bool(digest) and not is_part and (record.body or record.page.status == 304)
             original = self._known.get(digest) if is_known else None
@@ -72,35 +82,35 @@ class Press:
 
 
 def member_of(record: bytes) -> bytes:
-    """A WARC record as a gzip member of its own."""
+    """Compress a WARC record as a separate gzip member."""
     return gzip(record)
 
 
 log = logging.getLogger("gossamer.sink")
 _SMALL_BYTES = 256 * 1024
-"""Up to here a body is compressed on the loop: to hand it to a thread costs about as much, and bounds nothing."""
+"""Bodies up to this size are compressed on the event loop: passing them to a thread costs about as much."""
 _TURN_BYTES = 128 * 1024
-"""After so many the loop has its turn."""
+"""Bytes after which the event loop gets a turn."""
 _PIECE_BYTES = 128 * 1024
-"""What is written at once: larger blocks of memory are taken from the system each time, and given back."""
+"""Max bytes of one write: the allocator returns larger blocks to the system each time."""
 
 
 class Placed(NamedTuple):
-    """Where the answer of a visit is: a file of the archive, and the bytes of its record."""
+    """Location of a visit's response: a file of the archive, and the byte range of its record."""
 
     file: str
     offset: int
     length: int
     is_revisit: bool = False
-    """Whether the body is not there, but in a record before it."""
+    """Whether the body is in an earlier record."""
 
 
 class WarcSink:
-    """WARC files of about `max_bytes` each in a folder; the one that is being written is named `.open`.
+    """WARC files of about `max_bytes` each in a folder; the file being written is named `.open`.
 
-    Each start begins a new file. What a killed one left is cut to what counts, indexed, and loses its `.open`: with
-    `marks` the frontier says what counts; without them, in a fleet, it is every visit that is there whole, and a folder
-    that is away is waited for. `moves_away`: somebody takes finished files out of the folder."""
+    Each start creates a new file. The file of a crashed run is truncated to its valid length, indexed, and renamed:
+    with `marks`, the frontier gives the length; without them, in a fleet, all complete visits are valid, and an
+    unavailable folder is waited for. `moves_away`: another sink moves finished files out of the folder."""
 
     def __init__(
         self,
@@ -117,7 +127,7 @@ class WarcSink:
         self._folder = folder
         self._home = home or folder
         self.where = self._mark(folder)
-        """The folder, as the job's files name it."""
+        """The folder, as the job's files refer to it."""
         self._moves_away = moves_away
         self._is_shared = marks is None and not moves_away
         self._prefix = quote(prefix, safe="")
@@ -126,16 +136,16 @@ class WarcSink:
         self._clock = clock or SystemClock()
         self._press = Press()
         self._files: list[_File] = []
-        # A caller that was cancelled leaves its thread writing.
+        # A cancelled call leaves its thread writing: later calls wait for it.
         self._lock = threading.Lock()
         self.placed: dict[tuple[int, int], Placed] = {}
-        """Of the last call of `write`: key and token -> where the answer is."""
+        """Of the last call of `write`: key and token -> location of the response."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._recover(marks)
         except OSError as error:
             raise files.in_words(error) from error
-        # Files that were moved away are known by their marks: no other gets their names.
+        # Moved files are known by their marks: their names are not reused.
         names = (*os.listdir(folder), *(Path(mark).name for mark in marks or ()))
         self._number = 1 + max((int(found[1]) for found in map(self._numbered, names) if found), default=-1)
 
@@ -148,8 +158,8 @@ class WarcSink:
         return await asyncio.get_running_loop().run_in_executor(None, self._write, visits)
 
     async def _pressed(self, records: Sequence[Record]) -> list[WarcVisit]:
-        """The visits of the records. Nearly all that is done here holds the interpreter's lock, wherever it is done: a
-        thread would only fight the loop for it."""
+        """Encode the records as visits. This runs on the event loop, since it holds the GIL anyway: a thread would only
+        compete with the loop for it."""
         loop, visits, turn_bytes = asyncio.get_running_loop(), [], 0
         for record in records:
             if len(record.body) > _SMALL_BYTES:
@@ -181,8 +191,8 @@ class WarcSink:
                 if self._is_shared:
                     self._recover(None)
         except OSError as error:
-            # The records are safe: the next start finishes the file.
-            log.warning("%s: not finished: %s", self._folder, error.strerror)
+            # The records are durable: the next start finishes the file.
+            log.warning("%s: cannot finish the file: %s", self._folder, error.strerror)
 
     def _write(self, visits: Sequence[WarcVisit]) -> dict[str, int]:
         with self._lock:
@@ -193,7 +203,7 @@ class WarcSink:
         sizes = {file: file.size for file in self._files}
         try:
             self._drop_lost()
-            # Only now is it certain that the last call counts, and files are not taken up again once finished.
+            # Finish files only now that the last call is known to be committed: they are not reopened.
             while len(self._files) > 1:
                 self._files[0].finish()
                 del self._files[0]
@@ -206,15 +216,15 @@ class WarcSink:
         return {file.mark: file.size for file in self._files}
 
     def _drop_lost(self) -> None:
-        """One that was taken for dead, and whose file another has finished, goes on with a new one."""
+        """Drop a file that another process finished because it took this worker for dead; a new one is created."""
         for file in [file for file in self._files if not file.is_there()]:
             self._files.remove(file)
             file.close()
 
     def _taken_back(self, sizes: Mapping[_File, int], error: OSError) -> SinkError:
-        """Go back to these sizes; what to raise. On a shared folder a handle that was bad once may stay so, or say that
-        it has synced what is lost: the file is left as it is, and finished at the end. What stands there twice is
-        sorted out when archives are read."""
+        """Truncate to these sizes and return the error to raise. On a shared folder, a handle may stay broken after one
+        fault, or report a sync that lost data: then the file is left as it is and finished at the end, and readers drop
+        the duplicates."""
         self._press = Press()
         try:
             for file in self._files:
@@ -228,7 +238,7 @@ class WarcSink:
         return files.in_words_of(self._folder, error)
 
     def _current(self) -> _File:
-        """The file to write to, begun if there is none or the last one is full."""
+        """Return the file to write to; create it if there is none or the last one is full."""
         if not self._files or self._files[-1].end >= self._max_bytes:
             path = self._folder / f"{self._prefix}-{self._number:05}{SUFFIX}"
             self._number += 1
@@ -240,7 +250,7 @@ class WarcSink:
         return file
 
     def _recover(self, marks: Mapping[str, int] | None) -> None:
-        """Finish what an earlier start left open, and check what it finished."""
+        """Finish the files that an earlier run left open, and check those that it finished."""
         for path in left_open(self._folder):
             mark = self._mark(path.with_name(path.name.removesuffix(OPEN)))
             if not self._numbered(path.name) and mark not in (marks or {}):
@@ -255,7 +265,7 @@ class WarcSink:
                 continue
             if not path.exists():
                 if not self._moves_away:
-                    log.warning("%s was written earlier and is not there any more", path)
+                    log.warning("%s was written earlier and is missing", path)
             elif path.stat().st_size != size:
                 self._settle(path, size)
 
@@ -271,7 +281,7 @@ class WarcSink:
 
 
 class _File:
-    """A WARC file that is being written, and the lines of its index in the order of their records."""
+    """A WARC file that is being written, with its index lines in the order of the records."""
 
     def __init__(self, path: Path, *, mark: str) -> None:
         self.path = path
@@ -280,7 +290,7 @@ class _File:
         self._members: list[bytes] = []
         self._lines: list[bytes] = []
         self.end = 0
-        """Where the next record begins."""
+        """Offset of the next record."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._open_path = path.with_name(path.name + OPEN)
         self._file = os.open(self._open_path, flags | os.O_EXCL, 0o644)
@@ -295,7 +305,7 @@ class _File:
             raise
 
     def is_there(self) -> bool:
-        """Whether nobody else has finished it."""
+        """Whether the file is still open, that is, no other process has finished it."""
         return self._open_path.exists()
 
     def add(self, visit: WarcVisit, placed: dict[tuple[int, int], Placed]) -> None:
@@ -321,7 +331,7 @@ class _File:
         self.end += len(member)
 
     def flush(self) -> None:
-        """Make durable what was added. The index is not synced: what is missing of it is made from the file."""
+        """Make added data durable. The index is not synced: missing lines are rebuilt from the file."""
         if self._members:
             self._write()
             files.sync(self._file)
@@ -336,7 +346,7 @@ class _File:
             at += len(piece)
 
     def cut(self, size: int) -> None:
-        """Go back to an earlier length."""
+        """Truncate to an earlier length."""
         self._members, self._lines = [], []
         self.size = self.end = size
         os.ftruncate(self._file, size)
@@ -344,19 +354,19 @@ class _File:
         os.ftruncate(self._index, sum(map(len, kept)))
 
     def finish(self) -> None:
-        """May be tried again if it raises: all of it is still there."""
+        """Finish the file; may be retried if it raises, since nothing is lost."""
         finish(self._open_path)
         self.close()
 
     def close(self) -> None:
-        """Let go of it, whatever state it is in."""
+        """Close it in any state."""
         for descriptor in (self._file, self._index):
             with suppress(OSError):
                 os.close(descriptor)
 
 
 def open_warc(opening: Opening) -> WarcSink:
-    """The sink named `warc`, in the job's folder, or `warc:/path`."""
+    """Open the sink `warc`, in the job's folder, or `warc:/path`."""
     settings = opening.settings
     about = [("robots", "obey" if settings.robots else "ignore"), ("http-header-user-agent", settings.user_agent)]
     home = opening.home
@@ -371,7 +381,7 @@ def open_warc(opening: Opening) -> WarcSink:
 
 
 def finish(path: Path) -> None:
-    """Give a file that is complete its sorted index and its name; one without a record goes away."""
+    """Give a complete file its sorted index and final name; delete it if it has no record."""
     final = path.with_name(path.name.removesuffix(OPEN))
     lines = _index_of(final, OPEN)
     if path.stat().st_size:
@@ -384,13 +394,13 @@ def finish(path: Path) -> None:
 
 
 def finish_left(path: Path) -> None:
-    """Finish a file that a worker of a fleet left open, with all visits that are there whole; not if it lives."""
+    """Finish a file that a worker of a fleet left open, with all complete visits; not if the worker still holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if not files.hold(descriptor):
             return
         lines = _index_of(path.with_name(path.name.removesuffix(OPEN)), OPEN)
-        # A line of the index is written when its record is safe.
+        # An index line is written after its record is durable.
         covered = index.read_index(lines, path.stat().st_size)[1]
         os.ftruncate(descriptor, index.whole_bytes(path, covered))
         finish(path)
@@ -399,12 +409,12 @@ def finish_left(path: Path) -> None:
 
 
 def left_open(folder: Path) -> list[Path]:
-    """The files that are being written, or were when their writer died."""
+    """Return the files that are open, or that dead writers left."""
     return sorted(folder.glob(f"*{SUFFIX}{OPEN}"))
 
 
 def _pieces(members: Sequence[bytes]) -> Iterator[bytes]:
-    """All of it, joined as far as that stays small."""
+    """Yield the members, joined up to the write size."""
     held: list[bytes] = []
     size = 0
     for member in members:
