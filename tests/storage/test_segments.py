@@ -180,7 +180,7 @@ def test_segments_are_not_begun_in_an_empty_mount_point_that_looks_like_the_fold
         sink._let_go()
         mount.rename(tmp_path / "away")
         (mount / "segments").mkdir(parents=True)
-        with pytest.raises(SinkFull, match="no longer the job.s results folder"):
+        with pytest.raises(SinkFull, match="no longer the job's results folder"):
             await sink.write([record(2, 11)])
         assert not list((mount / "segments").iterdir())
         (mount / "segments").rmdir()
