@@ -80,7 +80,7 @@ def part(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def test_there_is_something_to_check() -> None:
+def test_modules_are_found() -> None:
     assert len(MODULES) > 5
 
 
@@ -91,7 +91,7 @@ def name_of(path: Path) -> str:
 
 
 @every_module
-def test_imports_follow_the_order_of_the_rooms(path: Path) -> None:
+def test_imports_follow_the_package_order(path: Path) -> None:
     if part(path) in FRONT:
         return
     here = part(path) if part(path) in STEP else "core"
@@ -107,7 +107,7 @@ def test_imports_follow_the_order_of_the_rooms(path: Path) -> None:
         assert rest.split(".")[0] not in {"sink", "stored"}, f"{path}:{line} imports an alias, {name}"
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_import_cycles() -> None:
     """No cycles among imports at the top of modules: each can be read, and loaded, after those that it names."""
     modules = {name_of(path): path for path in MODULES}
     graph: dict[str, set[str]] = {}
@@ -133,7 +133,7 @@ def _runtime_lines(node: ast.stmt) -> set[int]:
     return {line for inner in node.body for line in _runtime_lines(inner)} if isinstance(node, ast.Try) else set()
 
 
-def test_every_public_class_has_a_name_of_its_own() -> None:
+def test_public_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for path in MODULES:
         for node in tree(path).body:
@@ -156,7 +156,7 @@ def test_schemes_of_frontiers_are_compared_in_one_module(path: Path) -> None:
 
 
 @every_module
-def test_nobody_takes_the_scheme_of_a_frontier_apart(path: Path) -> None:
+def test_frontier_schemes_are_parsed_in_one_module(path: Path) -> None:
     name = path.relative_to(SOURCE).as_posix()
     if name == BACKENDS or name.startswith((*OWN_SCHEMES, *NO_FRONTIERS)):
         return
@@ -183,7 +183,7 @@ def _compared(node: ast.AST) -> Iterator[ast.Constant]:
 
 
 @every_module
-def test_ways_in_do_not_import_one_another(path: Path) -> None:
+def test_entry_packages_do_not_import_one_another(path: Path) -> None:
     """The commands, the service and the Python API are thin over the same rooms; only `serve` starts the service."""
     here = part(path)
     if here not in WAYS_IN or path == SOURCE / "cli" / "serve.py":
@@ -195,7 +195,7 @@ def test_ways_in_do_not_import_one_another(path: Path) -> None:
 
 
 @every_module
-def test_ways_in_reach_jobs_by_their_handle_only(path: Path) -> None:
+def test_entry_packages_use_job_handles_only(path: Path) -> None:
     """They open no frontier, no owner's socket and no frontier's file themselves: `jobs/` does, whatever the kind."""
     if part(path) not in WAYS_IN:
         return
@@ -218,7 +218,7 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
 
 
 @every_module
-def test_modules_keep_no_state(path: Path) -> None:
+def test_modules_have_no_global_state(path: Path) -> None:
     """No `global`, no empty container to fill, and no changes to a container that belongs to the module."""
     module = tree(path)
     containers: set[str] = set()
@@ -253,13 +253,13 @@ def _changed(node: ast.AST) -> str | None:
 
 
 @every_module
-def test_module_says_what_belongs_in_it(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     words = ast.get_docstring(tree(path))
     assert words, f"{path} has no docstring"
     assert words.split("\n\n")[0].rstrip().endswith("."), f"{path}: the docstring does not open with a sentence"
 
 
-def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_import_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above can fail: each is shown a module that breaks it."""
     monkeypatch.setattr("test_architecture.SOURCE", tmp_path)
     (tmp_path / "storage").mkdir()
@@ -271,27 +271,27 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             test_schemes_of_frontiers_are_compared_in_one_module(asking)
     asking.write_text('kind = urlsplit(url).scheme == "postgresql"')
     with pytest.raises(AssertionError):
-        test_nobody_takes_the_scheme_of_a_frontier_apart(asking)
+        test_frontier_schemes_are_parsed_in_one_module(asking)
     bad = tmp_path / "storage" / "bad.py"
     bad.write_text("'no sentence'\nimport pickle\nfrom gossamer.engine import run\nSEEN = {}\n")
     for check in (
-        test_imports_follow_the_order_of_the_rooms,
+        test_imports_follow_the_package_order,
         test_nothing_is_unpickled_or_evaluated,
-        test_modules_keep_no_state,
-        test_module_says_what_belongs_in_it,
+        test_modules_have_no_global_state,
+        test_every_module_has_a_docstring,
     ):
         with pytest.raises(AssertionError):
             check(bad)
     bad.write_text("from .. import engine\n")
     with pytest.raises(AssertionError):
-        test_imports_follow_the_order_of_the_rooms(bad)
+        test_imports_follow_the_package_order(bad)
     (tmp_path / "service").mkdir()
     bad = tmp_path / "service" / "bad.py"
     bad.write_text("def ask():\n    from gossamer.cli.inspect import why\n")
     with pytest.raises(AssertionError):
-        test_ways_in_do_not_import_one_another(bad)
+        test_entry_packages_do_not_import_one_another(bad)
     openings = ("engine.remote import connect", "frontier.backends import open_fleet", "frontier.embedded import x")
     for opening in openings:
         bad.write_text(f"from gossamer.{opening}\n")
         with pytest.raises(AssertionError):
-            test_ways_in_reach_jobs_by_their_handle_only(bad)
+            test_entry_packages_use_job_handles_only(bad)

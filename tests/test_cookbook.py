@@ -141,7 +141,7 @@ class Reader:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_what_the_page_says_happens(page: Path, tmp_path: Path) -> None:
+def test_cookbook_page_shows_real_output(page: Path, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     try:
         assert reader.read(page) > 0
@@ -154,7 +154,7 @@ def test_every_recipe_runs() -> None:
     assert recipes - {path.name for path in PAGES} == {"README.md", "choose-a-setup.md"}
 
 
-def test_a_page_that_shows_what_does_not_happen_is_found_out(tmp_path: Path) -> None:
+def test_cookbook_page_with_wrong_output_is_detected(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     reader = Reader(tmp_path)
     page.write_text("```console\n$ echo one two\none ...\n```\n", "utf-8")

@@ -10,7 +10,7 @@ reasons = st.from_regex(r"[a-z_]{1,20}", fullmatch=True)
 
 
 @given(st.dictionaries(reasons, st.none() | st.integers(0, 10**18 - 1)))
-def test_what_was_cut_is_read_as_it_was_written(parts: dict[str, int | None]) -> None:
+def test_truncation_record_round_trips(parts: dict[str, int | None]) -> None:
     assert parse_cut(format_cut(parts)) == parts
 
 
@@ -22,10 +22,10 @@ def test_what_was_cut_is_read_as_it_was_written(parts: dict[str, int | None]) ->
         ({"headers": 0}, "headers:0"),
     ],
 )
-def test_the_text_is_sorted_and_empty_for_a_whole_page(parts: dict[str, int | None], text: str) -> None:
+def test_truncation_text_is_sorted_and_empty_for_a_complete_page(parts: dict[str, int | None], text: str) -> None:
     assert format_cut(parts) == text
 
 
 @pytest.mark.parametrize("text", ["new", "new:", "new:many", "new:-1", "new:\u0661", "new:" + "9" * 5000])
-def test_a_number_that_cannot_be_read_is_unknown(text: str) -> None:
+def test_unreadable_truncation_amount_is_unknown(text: str) -> None:
     assert parse_cut(text) == {"new": None}

@@ -56,12 +56,12 @@ def generator() -> ModuleType:
     return module
 
 
-def test_every_document_is_there() -> None:
+def test_every_document_exists() -> None:
     names = "README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs/tutorial.md docs/proof.md"
     assert [name for name in names.split() if not (ROOT / name).is_file()] == []
 
 
-def test_every_room_is_in_the_architecture() -> None:
+def test_every_package_is_in_the_architecture() -> None:
     written = text_of("ARCHITECTURE.md")
     rooms = [f"{path.parent.name}/" for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE]
     modules = [path.name for path in SOURCE.glob("*.py") if not path.name.startswith("__")]
@@ -121,7 +121,7 @@ def test_every_promise_has_its_proof() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=short)
-def test_every_link_leads_somewhere(path: Path) -> None:
+def test_every_link_resolves(path: Path) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text("utf-8"))):
         if target.startswith(("http://", "https://", "mailto:")):
@@ -167,7 +167,7 @@ def flags_of(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=short)
-def test_every_command_that_is_shown_exists(path: Path) -> None:
+def test_every_shown_command_exists(path: Path) -> None:
     wrong = []
     text = path.read_text("utf-8").replace("\\\n", " ")
     for name, rest in re.findall(r"(?:^ {4}(?:\$ )?|^\$ |`)gossamer ([a-z]+)((?: [^`\n&|;]*)?)", text, re.MULTILINE):
@@ -236,7 +236,7 @@ def blocks() -> list[tuple[str, str]]:
     return found
 
 
-def test_there_is_code_to_run() -> None:
+def test_documents_contain_code_to_run() -> None:
     assert sum(name.startswith("README") for name, _ in blocks()) >= 2
 
 

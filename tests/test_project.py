@@ -55,7 +55,7 @@ def test_a_tag_must_be_that_of_the_version_and_of_a_dated_section(tmp_path: Path
     assert "no section" in version("--tag", f"v{VERSION}", root=changed).stderr
 
 
-def test_a_file_with_another_version_is_named(tmp_path: Path) -> None:
+def test_file_with_a_different_version_is_named(tmp_path: Path) -> None:
     changed = copy(tmp_path)
     chart = changed / "deploy" / "helm" / "gossamer" / "Chart.yaml"
     chart.write_text(chart.read_text("utf-8").replace(VERSION, "98.7"))
@@ -81,7 +81,7 @@ def test_no_registry_is_named(path: Path) -> None:
     assert not REGISTRIES.search(path.read_text("utf-8"))
 
 
-def test_hooks_run_programs_that_set_up_installs() -> None:
+def test_hooks_run_installed_programs() -> None:
     for repository in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]:
         assert repository["repo"] == "local"
         for hook in repository["hooks"]:

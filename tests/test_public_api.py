@@ -42,13 +42,13 @@ def test_public_names_are_exactly_the_documented_ones() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_public_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_public_name_exists_with_a_docstring(name: str) -> None:
     value = getattr(gossamer, name)
     assert value.__doc__
     assert value.__module__.startswith("gossamer.")
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_missing_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Spidr"):
         _ = gossamer.Spidr
 

@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_nothing_said_gives_the_defaults() -> None:
+def test_defaults_apply_without_settings() -> None:
     assert build({}) == Settings()
     assert dump(Settings()) == {}
 
@@ -121,7 +121,7 @@ def test_a_broken_file_is_an_error_that_names_it(here: Path, content: bytes) -> 
         from_file(here)
 
 
-def test_the_later_word_counts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_source_overrides_earlier_ones(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = here / "job"
     said = [read_settings(job, {}).delay]
     (here / "gossamer.toml").write_text("delay = 2\ntries = 9\n")
@@ -135,7 +135,7 @@ def test_the_later_word_counts(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read_settings(job, {}).tries == Settings().tries, "a job that was started with a default keeps it"
 
 
-def test_a_spiders_own_settings_give_way_to_what_is_said(here: Path) -> None:
+def test_explicit_settings_override_the_spiders(here: Path) -> None:
     spider = here / "spider.py"
     spider.write_text("import gossamer\n\nclass One(gossamer.Spider):\n    settings = {'delay': 2.0, 'tries': 7}\n")
     assert read_settings(None, {"spider": str(spider)}).delay == 2.0
@@ -159,7 +159,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 @given(agent=texts, name=texts, value=texts, number=st.floats(0, 1e10) | st.sampled_from([1e10, 1e-7, 5e-324]))
 @example(agent=HOSTILE, name=HOSTILE, value=HOSTILE, number=1.5)
-def test_a_job_file_gives_back_what_was_put_in(
+def test_job_file_round_trips(
     tmp_path_factory: pytest.TempPathFactory, agent: str, name: str, value: str, number: float
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
@@ -208,7 +208,7 @@ def test_a_site_has_its_own_settings_or_the_jobs() -> None:
     assert configuration.dump(settings)["sites"] == {"x.org": {"delay": 0.0, "headers": {"a": "b"}}}
 
 
-def test_a_recrawl_that_cannot_be_is_refused_with_what_can() -> None:
+def test_invalid_recrawl_error_lists_the_valid_ones() -> None:
     with pytest.raises(ConfigError, match="invalid value 'sometimes' for recrawl") as refused:
         build({"recrawl": "sometimes"})
     assert "budget=5000/d" in refused.value.hint

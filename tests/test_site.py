@@ -48,7 +48,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert named == Counter([*PAGES, *ABOVE, "examples.md"])
 
 
-def test_the_first_page_leads_to_every_page_of_its_kind() -> None:
+def test_index_pages_link_to_every_page_of_their_kind() -> None:
     first = (ROOT / "docs" / "README.md").read_text("utf-8")
     recipes = (ROOT / "docs" / "cookbook" / "README.md").read_text("utf-8")
     assert [

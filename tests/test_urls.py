@@ -62,7 +62,7 @@ def test_the_normal_form_is_the_standards(url: str, expected: str) -> None:
         "http://\udfff.example/",
     ],
 )
-def test_what_cannot_be_crawled_has_no_normal_form(url: str) -> None:
+def test_uncrawlable_urls_have_no_normal_form(url: str) -> None:
     assert urls.normal(url) is None
     assert urls.join("http://example.com/\ud800", url) is None
 
@@ -133,7 +133,7 @@ def test_a_url_without_such_escapes_keeps_its_key(text: str) -> None:
     assert odd or urls.key_of(SECRET, url) == urls.fingerprint(SECRET, url)
 
 
-def test_a_fingerprint_tells_method_and_body_apart() -> None:
+def test_fingerprint_depends_on_method_and_body() -> None:
     url = "http://example.com/"
     requests = [
         ("GET", b""),
@@ -232,7 +232,7 @@ def test_the_parts_of_a_normal_url(url: str, authority: str, host: str, origin: 
     assert urls.path_query(url) == rest
 
 
-def test_addresses_are_told_from_names() -> None:
+def test_ip_addresses_are_distinguished_from_names() -> None:
     assert [urls.is_address(name) for name in ("127.0.0.1", "[::1]", "::1", "10.0.0.256", "example.com", "1")] == [
         *(True, True, True, False, False, False)
     ]

@@ -66,9 +66,7 @@ def site() -> Iterator[str]:
         (["nonsense"], "nonsense"),
     ],
 )
-def test_a_mistake_is_a_message_with_a_hint_and_leaves_nothing(
-    arguments: list[str], words: str, tmp_path: Path
-) -> None:
+def test_usage_error_has_a_hint_and_creates_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"http://x.invalid/\xe9\xff\n")
     done = gossamer(*arguments, cwd=tmp_path)
     error = done.stderr.decode()
@@ -80,7 +78,7 @@ def test_a_mistake_is_a_message_with_a_hint_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latin.txt"]
 
 
-def test_a_crawl_says_what_happened_on_stderr_alone(site: str, tmp_path: Path) -> None:
+def test_crawl_summary_goes_to_stderr_only(site: str, tmp_path: Path) -> None:
     done = gossamer("crawl", f"{site}/", "--job", "job/x", *FAST, cwd=tmp_path)
     told = done.stderr.decode()
     assert done.returncode == 3, told
@@ -94,13 +92,13 @@ def test_a_crawl_says_what_happened_on_stderr_alone(site: str, tmp_path: Path) -
     assert [json.loads(line)["status"] for line in shown.splitlines()] == [404]
 
 
-def test_json_is_all_that_stdout_gets(site: str, tmp_path: Path) -> None:
+def test_json_output_is_the_only_stdout(site: str, tmp_path: Path) -> None:
     done = gossamer("crawl", f"{site}/", "--json", "--quiet", *FAST, cwd=tmp_path)
     assert json.loads(done.stdout)["pages"] == 4
     assert done.stderr == b""
 
 
-def test_a_crawl_with_an_end_says_how_to_go_on(site: str, tmp_path: Path) -> None:
+def test_stopped_crawl_prints_how_to_resume(site: str, tmp_path: Path) -> None:
     done = gossamer("crawl", f"{site}/", "--job", "job/x", "--max-pages", "2", *FAST, cwd=tmp_path)
     told = done.stderr.decode()
     assert done.returncode == 0
@@ -115,27 +113,27 @@ def test_a_crawl_with_an_end_says_how_to_go_on(site: str, tmp_path: Path) -> Non
         ("/", ("--delay", "0"), "--allow-private"),
     ],
 )
-def test_a_crawl_without_pages_says_why(
+def test_crawl_without_pages_prints_the_reason(
     site: str, tmp_path: Path, path: str, options: tuple[str, ...], words: str
 ) -> None:
     done = gossamer("crawl", f"{site}{path}", *options, cwd=tmp_path)
     assert words in done.stderr.decode()
 
 
-def test_a_name_that_does_not_exist_is_told_at_once(tmp_path: Path) -> None:
+def test_unknown_host_fails_immediately(tmp_path: Path) -> None:
     done = gossamer("crawl", "http://no.such.host.invalid/", "--delay", "0", "--max-seconds", "20", cwd=tmp_path)
     assert done.returncode == 3
     assert "nxdomain" in done.stderr.decode() or "dns" in done.stderr.decode()
 
 
-def test_a_job_that_is_done_says_so(site: str, tmp_path: Path) -> None:
+def test_finished_job_is_reported(site: str, tmp_path: Path) -> None:
     gossamer("crawl", f"{site}/", *FAST, cwd=tmp_path)
     done = gossamer("crawl", f"{site}/", *FAST, cwd=tmp_path)
     assert "finished before this run" in done.stderr.decode()
     assert "--job NAME" in done.stderr.decode()
 
 
-def test_status_without_a_name_lists_the_jobs_that_there_are(site: str, tmp_path: Path) -> None:
+def test_status_without_a_name_lists_jobs(site: str, tmp_path: Path) -> None:
     assert "no jobs in crawls/" in gossamer("status", cwd=tmp_path).stderr.decode()
     for name, pages in (("whole", "100"), ("./beside", "2")):
         gossamer("crawl", f"{site}/", "--job", name, *FAST, "--max-pages", pages, cwd=tmp_path)
@@ -152,7 +150,7 @@ def test_status_without_a_name_lists_the_jobs_that_there_are(site: str, tmp_path
     assert one.startswith("begun: resting\n")
 
 
-def test_fetch_gives_the_body_and_nothing_else(site: str, tmp_path: Path) -> None:
+def test_fetch_prints_only_the_body(site: str, tmp_path: Path) -> None:
     done = gossamer("fetch", f"{site}/data", *LOOK, cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout == b"\0\1\2"
@@ -161,7 +159,7 @@ def test_fetch_gives_the_body_and_nothing_else(site: str, tmp_path: Path) -> Non
     assert b"2J[bold]x" in done.stderr
 
 
-def test_fetch_follows_redirects_and_tells_each_step(site: str, tmp_path: Path) -> None:
+def test_fetch_follows_and_prints_redirects(site: str, tmp_path: Path) -> None:
     done = gossamer("fetch", f"{site}/old", "--json", *LOOK, cwd=tmp_path)
     record = json.loads(done.stdout)
     assert record["url"] == f"{site}/a"
@@ -193,7 +191,7 @@ def test_fetch_prints_only_headers_if_asked(site: str, tmp_path: Path) -> None:
     assert done.stdout.startswith(b"HTTP/1.1 404 ")
 
 
-def test_fetch_obeys_robots_unless_told_otherwise(site: str, tmp_path: Path) -> None:
+def test_fetch_obeys_robots_by_default(site: str, tmp_path: Path) -> None:
     done = gossamer("fetch", f"{site}/secret", *LOOK, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == b""
@@ -209,7 +207,7 @@ def test_fetch_goes_through_the_address_guard(site: str, tmp_path: Path) -> None
     assert b"--allow-private" in done.stderr
 
 
-def test_a_body_cannot_command_the_terminal(site: str, tmp_path: Path) -> None:
+def test_body_is_escaped_for_the_terminal(site: str, tmp_path: Path) -> None:
     with on_terminal("fetch", f"{site}/b", "--quiet", *LOOK, cwd=tmp_path) as terminal:
         assert terminal.wait() == 0
     assert b"\x1b" not in terminal.raw
@@ -231,7 +229,7 @@ def test_a_script_that_fails_is_a_failure(site: str, tmp_path: Path, script: str
     assert gossamer("shell", f"{site}/", *LOOK, cwd=tmp_path, stdin=script).returncode == 1
 
 
-def test_a_shell_talks_with_a_person(site: str, tmp_path: Path) -> None:
+def test_shell_is_interactive(site: str, tmp_path: Path) -> None:
     with on_terminal("shell", f"{site}/", *LOOK, cwd=tmp_path) as terminal:
         terminal.until(lambda shown: any(">>>" in line or "In [1]" in line for line in shown))
         terminal.type(b"page.title + '!'\n")
@@ -278,7 +276,7 @@ def test_init_overwrites_nothing_unless_forced(tmp_path: Path) -> None:
     assert (tmp_path / "spider.py").read_text() != "mine"
 
 
-def test_a_reader_that_leaves_is_no_error(site: str, tmp_path: Path) -> None:
+def test_closed_pipe_is_not_an_error(site: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -295,7 +293,7 @@ def test_a_reader_that_leaves_is_no_error(site: str, tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
-def test_output_that_is_lost_is_an_error(site: str, tmp_path: Path) -> None:
+def test_failed_output_is_an_error(site: str, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with open("/dev/full", "wb") as full:
@@ -314,14 +312,14 @@ def test_output_that_is_lost_is_an_error(site: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full", "2>&1 | true"])
-def test_a_crawl_that_nobody_hears_is_still_a_crawl(site: str, tmp_path: Path, redirection: str) -> None:
+def test_crawl_works_with_closed_output(site: str, tmp_path: Path, redirection: str) -> None:
     command = f"{sys.executable} -m gossamer crawl {site}/ --job job/x --text {' '.join(FAST)} {redirection}"
     subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False, env=environment())
     rows = [json.loads(line) for line in (tmp_path / "job/x/pages.jsonl").read_bytes().splitlines()]
     assert sorted(row["url"].removeprefix(site) for row in rows) == ["/", "/a", "/b", "/gone"]
 
 
-def test_the_allocator_of_the_http_client_is_told_before_it_is_loaded() -> None:
+def test_allocator_options_are_set_before_the_http_client_loads() -> None:
     """It reads the environment once; too late, and each process would hold a third more memory."""
     script = "import sys, gossamer.cli; print([name for name in sys.modules if name.startswith('pyreqwest')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -68,7 +68,7 @@ def run_diff(*words: str, code: int = 3) -> str:
     return done.stdout
 
 
-def test_pages_are_told_that_are_new_gone_or_changed(jobs: list[str]) -> None:
+def test_diff_lists_new_gone_and_changed_pages(jobs: list[str]) -> None:
     assert run_diff(*jobs).replace("http://a.example/", "") == EXPECTED.lstrip()
     said = [json.loads(line) for line in run_diff(*jobs, "--json", "--only", "gone").splitlines()]
     assert said[0] == {"kind": "gone", "url": "http://a.example/failed", "why": "timeout: 10 s"}
@@ -79,7 +79,7 @@ def test_pages_are_told_that_are_new_gone_or_changed(jobs: list[str]) -> None:
     assert run_diff(jobs[0], jobs[0], code=0) == ""
 
 
-def test_more_pages_than_fit_into_memory_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_handles_more_pages_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(3)
     names = [f"{chance.randrange(10**6)}" for _ in range(500)]
     before, after = set(names[:400]), set(names[100:])

@@ -34,7 +34,7 @@ def found(url: str, clock: SystemClock | None = None) -> dict[str, Finding]:
     return asyncio.run(look())
 
 
-def test_how_far_redis_keeps_its_word_is_said() -> None:
+def test_doctor_reports_redis_durability() -> None:
     with RedisServer() as server:
         weak = found(server.url)
         assert (weak["frontier"].state, weak["clock"].state) == ("good", "good")
@@ -46,7 +46,7 @@ def test_how_far_redis_keeps_its_word_is_said() -> None:
         assert (strong["memory"].state, strong["memory"].mend) == ("weak", "raise maxmemory")
 
 
-def test_a_clock_that_differs_from_the_stores_is_seen(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_doctor_reports_clock_skew(redis_server: RedisServer, tmp_path: Path) -> None:
     for url in (redis_server.url, f"folder:{tmp_path}"):
         assert found(url)["clock"].state == "good"
         ahead = found(url, Ahead())["clock"]
@@ -54,7 +54,7 @@ def test_a_clock_that_differs_from_the_stores_is_seen(redis_server: RedisServer,
         assert "s ahead of the store's" in ahead.says
 
 
-def test_a_database_is_looked_at_without_a_job(postgres_server: SqlServer, maria_server: SqlServer) -> None:
+def test_doctor_checks_a_database_without_a_job(postgres_server: SqlServer, maria_server: SqlServer) -> None:
     for server in (postgres_server, maria_server):
         seen = found(server.url)
         assert (seen["frontier"].state, seen["clock"].state) == ("good", "good")
@@ -63,7 +63,7 @@ def test_a_database_is_looked_at_without_a_job(postgres_server: SqlServer, maria
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
-def test_a_database_that_is_not_there_is_named(scheme: str) -> None:
+def test_doctor_names_an_unreachable_database(scheme: str) -> None:
     with FaultyProxy(1) as proxy:
         for fault in ("refuse", "reset", "hang up"):
             proxy.fail(fault)
@@ -74,7 +74,7 @@ def test_a_database_that_is_not_there_is_named(scheme: str) -> None:
             assert frontier.mend
 
 
-def test_settings_with_which_a_database_forgets_are_named(maria_server: SqlServer, tmp_path: Path) -> None:
+def test_doctor_names_unsafe_database_settings(maria_server: SqlServer, tmp_path: Path) -> None:
     """Also by `submit`, and for each of several databases."""
     with PostgresServer(fsync="off", full_page_writes="off") as postgres:
         weak = found(postgres.url)["durability"]
@@ -94,7 +94,7 @@ def test_settings_with_which_a_database_forgets_are_named(maria_server: SqlServe
         maria_server.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 
 
-def test_bad_things_are_named_with_their_mending_and_no_password(tmp_path: Path) -> None:
+def test_doctor_suggests_fixes_without_passwords(tmp_path: Path) -> None:
     gone = f"redis://:hushhush@127.0.0.1:{free_port()}/0"
     words = ["--json", "--frontier", gone, "--nameservers", f"127.0.0.1:{free_port()}", "--host", "nowhere.test"]
     told = gossamer("doctor", *words, cwd=tmp_path)
@@ -105,20 +105,20 @@ def test_bad_things_are_named_with_their_mending_and_no_password(tmp_path: Path)
     assert all(lines[name]["mend"] for name in ("frontier", "names"))
 
 
-def test_too_few_files_for_the_fetches_at_once_are_seen() -> None:
+def test_doctor_reports_a_low_file_limit() -> None:
     (few,) = doctor.files(Settings(concurrency=10_000_000))
     (enough,) = doctor.files(Settings(concurrency=1))
     assert (few.state, enough.state) == ("weak", "good")
     assert "--concurrency" in few.mend or "ulimit" in few.mend
 
 
-def test_a_place_that_cannot_be_written_to_is_bad(tmp_path: Path) -> None:
+def test_doctor_reports_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert [one.state for one in doctor.disk(tmp_path / "file" / "job")] == ["bad"]
     assert next(iter(doctor.disk(tmp_path / "a" / "b"))).state == "good"
 
 
-def test_doctor_tells_a_broken_extra_from_a_missing_one(tmp_path: Path) -> None:
+def test_doctor_distinguishes_broken_and_missing_extras(tmp_path: Path) -> None:
     """Such as pyarrow without a package that it needs itself."""
     (tmp_path / "broken" / "pyarrow").mkdir(parents=True)
     (tmp_path / "broken" / "pyarrow" / "__init__.py").write_text("import a_module_that_is_not_there")

@@ -22,7 +22,7 @@ def shown(command: click.Command, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["", *PLACES])
-def test_help_fits_a_terminal_and_leaves_nothing_out(name: str) -> None:
+def test_help_fits_a_terminal_and_is_complete(name: str) -> None:
     command = named(name) if name else gossamer
     text = shown(command, f"gossamer {name}".strip())
     assert [line for line in text.splitlines() if len(line) > 80] == []
@@ -32,7 +32,7 @@ def test_help_fits_a_terminal_and_leaves_nothing_out(name: str) -> None:
             assert option.opts[0] in text
 
 
-def test_every_command_has_its_line_and_every_group_of_settings_its_heading() -> None:
+def test_help_lists_every_command_and_settings_group() -> None:
     text = shown(gossamer, "gossamer")
     assert [line for line in LINES.values() if line not in text] == []
     crawl = shown(named("crawl"), "gossamer crawl")
@@ -41,7 +41,7 @@ def test_every_command_has_its_line_and_every_group_of_settings_its_heading() ->
     assert set(SECTIONS) <= set(FIELDS)
 
 
-def test_the_examples_of_the_help_are_commands_that_exist() -> None:
+def test_examples_in_the_help_are_valid_commands() -> None:
     found = 0
     for owner in (gossamer, *map(named, PLACES)):
         for name, rest in re.findall(r"^ *gossamer ([a-z]+)(.*)$", owner.help or "", re.MULTILINE):

@@ -43,7 +43,7 @@ def test_a_crawl_is_shown_live_at_any_width_and_leaves_a_summary(tmp_path: Path)
     assert any(line.startswith("finished: ") for line in end)
 
 
-def test_warnings_and_what_workers_say_go_above_the_view(tmp_path: Path) -> None:
+def test_warnings_and_worker_output_scroll_above_the_view(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(
         "import logging, sys\nfrom gossamer import Spider\n\n\nclass Loud(Spider):\n    follows_links = True\n\n"
         "    def parse(self, page):\n        logging.getLogger('mine').warning('saw \\x1b[2J %s', page.depth)\n"
@@ -57,7 +57,7 @@ def test_warnings_and_what_workers_say_go_above_the_view(tmp_path: Path) -> None
     assert b"\x1b[2J" not in terminal.raw
 
 
-def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_drains_and_prints_how_to_resume(tmp_path: Path) -> None:
     with crawl_on_terminal(tmp_path, sites=2, pages_per_site=200) as terminal:
         terminal.until(has("latest"))
         terminal.type(b"\x03")
@@ -68,7 +68,7 @@ def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert any("resume with: gossamer crawl --job job/x" in line for line in everything)
 
 
-def test_nothing_from_the_network_commands_the_terminal(tmp_path: Path) -> None:
+def test_text_from_the_network_is_escaped(tmp_path: Path) -> None:
     with small_site() as site, on_terminal("crawl", f"{site}/", *OPTIONS, cwd=tmp_path) as terminal:
         assert terminal.wait() == 3
     for command in (b"\x1b]0;", b"\x07", b"\x1b[2J", "\u202e".encode()):
@@ -89,7 +89,7 @@ def test_a_terminal_that_goes_away_does_not_end_the_crawl(tmp_path: Path) -> Non
     assert len(rows) == 24
 
 
-def test_a_frozen_terminal_does_not_hold_the_crawl(tmp_path: Path) -> None:
+def test_frozen_terminal_does_not_block_the_crawl(tmp_path: Path) -> None:
     """Nothing is read from the terminal, as after Ctrl-S, until all pages are on disk."""
     path = tmp_path / "job/x/pages.jsonl"
     (tmp_path / "loud.py").write_text(

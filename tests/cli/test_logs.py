@@ -36,7 +36,7 @@ def record(message: str, **extra: object) -> logging.LogRecord:
 
 @pytest.mark.parametrize("form", ["text", "kv", "json"])
 @pytest.mark.parametrize(("text", "shown"), SECRETS, ids=[shown[:12] for _, shown in SECRETS])
-def test_h66_no_form_of_a_line_holds_a_secret(form: str, text: str, shown: str) -> None:
+def test_h66_no_log_format_contains_secrets(form: str, text: str, shown: str) -> None:
     line = LogFormatter(form).format(record(f"lost: {text}", url=text))
     assert "hushhush" not in line
     if form == "json":
@@ -45,7 +45,7 @@ def test_h66_no_form_of_a_line_holds_a_secret(form: str, text: str, shown: str) 
 
 
 @pytest.mark.parametrize("form", ["text", "kv", "json"])
-def test_h65_foreign_text_stays_on_its_line_and_is_not_obeyed(form: str) -> None:
+def test_h65_external_text_is_escaped_in_log_lines(form: str) -> None:
     line = LogFormatter(form).format(record("title \x1b[2J\r\nERROR fake\u2028x", url='a b="c"\n\x07'))
     assert line.isprintable()
     if form == "json":
@@ -54,14 +54,14 @@ def test_h65_foreign_text_stays_on_its_line_and_is_not_obeyed(form: str) -> None
         assert r'event="title \\x1b[2J\\r\\nERROR fake\\u2028x"' in line
 
 
-def test_levels_and_forms_that_do_not_exist_are_refused() -> None:
+def test_unknown_log_levels_and_formats_are_rejected() -> None:
     check("kv", "warning,fetch=info, frontier=debug")
     for form, levels in (("xml", ""), ("json", "loud"), ("json", "fetch=")):
         with pytest.raises(ConfigError, match=r"unknown (format|level)"):
             check(form, levels)
 
 
-def test_f63_every_request_is_a_line_also_where_the_log_is_rotated(tmp_path: Path) -> None:
+def test_f63_every_request_is_logged_across_rotation(tmp_path: Path) -> None:
     with SimWeb(sites=3, pages_per_site=40, page_bytes=2000) as web:
         (tmp_path / "seeds").write_text("\n".join(web.seeds))
         logging_words = ("--log-format", "json", "--log-file", "log", "--log-level", "fetch=info")
@@ -88,7 +88,7 @@ def test_f63_every_request_is_a_line_also_where_the_log_is_rotated(tmp_path: Pat
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here: a full disk is not checked")
-def test_f63_a_full_disk_under_the_log_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+def test_f63_full_log_disk_only_loses_log_lines(tmp_path: Path) -> None:
     with small_site() as url:
         full = ("--log-file", "/dev/full", "--log-level", "debug")
         done = gossamer(*full, "crawl", url, "--job", "one", *FAST, cwd=tmp_path)

@@ -28,7 +28,7 @@ def page_of(*rows: PageRow) -> str:
     return render(tally_of(*rows), job="test", facts={}, made_at=0.0)
 
 
-def test_a_crawl_leaves_a_report_that_agrees_with_its_rows(tmp_path: Path) -> None:
+def test_report_agrees_with_the_stored_rows(tmp_path: Path) -> None:
     with small_site() as url:
         done = gossamer("crawl", url, "--job", "one", "--allow-private", "--delay", "0.01", cwd=tmp_path)
         assert b"report.html" in done.stderr
@@ -46,7 +46,7 @@ def test_a_crawl_leaves_a_report_that_agrees_with_its_rows(tmp_path: Path) -> No
     assert CHART.findall(again.stdout.decode()) == CHART.findall(page)
 
 
-def test_text_of_others_is_shown_and_not_obeyed() -> None:
+def test_report_escapes_external_text() -> None:
     """H64: titles, URLs and errors are whatever a server wants them to be."""
     evil = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
     page = page_of(
@@ -71,7 +71,7 @@ def test_text_of_others_is_shown_and_not_obeyed() -> None:
     assert "default-src &#x27;none&#x27;" in page or "default-src 'none'" in page
 
 
-def test_what_is_kept_does_not_grow_with_the_rows() -> None:
+def test_report_memory_is_bounded() -> None:
     tally = ReportCounts()
     for number in range(60_000):
         tally.add(PageRow(url=f"https://s{number}.example/", status=200, bytes=1000, fetched_at=1e9 + 7 * number))
@@ -86,7 +86,7 @@ def test_what_is_kept_does_not_grow_with_the_rows() -> None:
     assert not few.is_exact
 
 
-def test_a_job_without_rows_says_what_is_missing(tmp_path: Path) -> None:
+def test_report_without_rows_names_what_is_missing(tmp_path: Path) -> None:
     told = gossamer("report", "nothing", cwd=tmp_path)
     assert (told.returncode, b"does not exist" in told.stderr) == (2, True)
     folder = tmp_path / "crawls/cut"
@@ -100,7 +100,7 @@ def test_a_job_without_rows_says_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[0.0], [1.0, 0.0], [3.0, 999.0], [1e9, 1.0]])
-def test_no_bar_leaves_its_chart(values: list[float]) -> None:
+def test_report_bars_stay_inside_the_chart(values: list[float]) -> None:
     chart = bars([Bar(str(value), value) for value in values], name="x")
     heights = [float(tall) for tall in re.findall(r'height="([\d.]+)"', chart)]
     assert len(heights) == len(values)

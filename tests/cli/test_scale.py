@@ -35,14 +35,14 @@ def ready(count: int) -> dict[str, RegionView]:
     return {"nowhere": RegionView(ready=count)}
 
 
-def test_a_long_queue_of_few_sites_needs_one_worker() -> None:
+def test_scale_long_queue_of_few_sites_needs_one_worker() -> None:
     found = advice(ready(12), queued=50_000_000)
     assert found.workers == 1
     assert "12 sites are ready" in found.why
     assert "1 worker is enough" in found.why
 
 
-def test_as_many_workers_as_the_sites_can_feed() -> None:
+def test_scale_recommends_workers_by_ready_sites() -> None:
     found = advice(ready(5_000))
     # 1.25 s for a page of each: 4,000 pages a second, and 200 for a worker.
     assert found.workers == 20
@@ -50,7 +50,7 @@ def test_as_many_workers_as_the_sites_can_feed() -> None:
     assert advice(*[ready(1_000)] * 5).workers == 20, "however many shards they lie in"
 
 
-def test_saturated_workers_tell_what_a_worker_can_do() -> None:
+def test_scale_uses_the_rate_of_saturated_workers() -> None:
     slow = tuple(Heartbeat(worker=f"w{n}", rate=50.0, load=1.0, fetching=60, active=64) for n in range(3))
     found = advice(ready(5_000), pulses=slow)
     assert found.is_measured
@@ -60,13 +60,13 @@ def test_saturated_workers_tell_what_a_worker_can_do() -> None:
     assert advice(ready(5_000), pulses=idle).is_measured is False
 
 
-def test_the_delay_of_the_sites_themselves_counts() -> None:
+def test_scale_uses_each_sites_own_delay() -> None:
     slow = [{"site": f"s{n}", "queued": 100, "delay": 10.0} for n in range(100)]
     assert advice(ready(100), sites=slow).pages_per_second == pytest.approx(100 / 10.25, abs=0.1)
     assert advice(ready(200), sites=slow).pages_per_second == pytest.approx(100 / 10.25 + 100 / 1.25, abs=0.1)
 
 
-def test_slow_answers_need_fetches_at_once() -> None:
+def test_scale_slow_responses_need_more_concurrency() -> None:
     waiting = (Heartbeat(worker="w", rate=12.0, load=0.05, fetching=60, active=64),)
     assert measure(waiting).latency == 5.0
     found = advice(ready(1_200), pulses=waiting, settings=build({"concurrency": 64}))
@@ -74,14 +74,14 @@ def test_slow_answers_need_fetches_at_once() -> None:
     assert found.workers == 16
 
 
-def test_work_for_less_than_a_minute_is_not_worth_a_second_worker() -> None:
+def test_scale_ignores_work_of_less_than_a_minute() -> None:
     found = advice(ready(10_000), queued=10_000)
     assert found.workers == 10, "for the lanes"
     assert advice(ready(500), queued=500).workers == 1
     assert "only 500 pages wait" in advice(ready(500), queued=500).why
 
 
-def test_nothing_due_is_no_worker_and_says_when() -> None:
+def test_scale_recommends_zero_and_names_the_next_due_time() -> None:
     found = advice({"nowhere": RegionView(later=3, due_in=3_600.0)}, queued=0)
     assert (found.workers, found.due_in) == (0, 3_600.0)
     assert "3,600 s" in found.why
@@ -89,18 +89,18 @@ def test_nothing_due_is_no_worker_and_says_when() -> None:
     assert advice(queued=0).workers == 0
 
 
-def test_f66_the_last_worker_stays_while_something_is_under_way_or_comes_soon() -> None:
+def test_f66_last_worker_stays_while_work_is_running_or_due_soon() -> None:
     assert advice({"nowhere": RegionView(later=1, soon=1, due_in=50.0)}, queued=1).workers == 1
     assert advice({"nowhere": RegionView(later=1, due_in=500.0)}, queued=0, leased=1).workers == 1
 
 
 @pytest.mark.parametrize("job", ["paused", "stopping", "finished", "missing"])
-def test_a_job_that_does_not_run_needs_no_worker(job: str) -> None:
+def test_scale_stopped_job_needs_no_worker(job: str) -> None:
     assert advice(ready(5_000), job=job).workers == 0
     assert job in advice(ready(5_000), job=job).why
 
 
-def test_each_region_has_workers_of_its_own_which_take_the_other_sites_too() -> None:
+def test_scale_counts_workers_per_region() -> None:
     found = advice({"eu": RegionView(ready=3), "us": RegionView(ready=500), "nowhere": RegionView(ready=100)})
     assert {name: need.workers for name, need in found.regions.items()} == {"": 0, "eu": 1, "us": 2}
     assert found.workers == 3
@@ -109,7 +109,7 @@ def test_each_region_has_workers_of_its_own_which_take_the_other_sites_too() -> 
     assert lonely.workers == 20
 
 
-def test_limits_hold_and_are_named() -> None:
+def test_scale_limits_apply_and_are_named() -> None:
     assert advice(ready(5_000), most=4).workers == 4
     assert "limit" in advice(ready(5_000), most=4).why
     assert advice(ready(0), least=2).workers == 2
@@ -122,7 +122,7 @@ def test_limits_hold_and_are_named() -> None:
     rates=st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1.0), st.integers(0, 64)), max_size=5),
     delay=st.floats(0, 1e4),
 )
-def test_advice_is_never_absurd(
+def test_scale_recommendation_stays_in_bounds(
     lanes: list[int], queued: int, rates: list[tuple[float, float, int]], delay: float
 ) -> None:
     pulses = tuple(Heartbeat(worker=str(n), rate=r, load=load, fetching=f) for n, (r, load, f) in enumerate(rates))
@@ -139,7 +139,7 @@ def test_only_a_fleet_is_scaled(tmp_path: Path) -> None:
     assert b"hint:" in refused.stderr
 
 
-def test_the_number_is_all_that_standard_output_says(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_scale_prints_only_the_number_to_stdout(redis_server: RedisServer, tmp_path: Path) -> None:
     frontier = {"GOSSAMER_FRONTIER": redis_server.url}
     seeds = [f"http://s{number}.test/" for number in range(12)]
     made = gossamer(

@@ -44,7 +44,7 @@ class Glass:
         os.close(self.theirs)
 
 
-def test_a_frame_is_drawn_over_the_last_one_and_lines_go_above() -> None:
+def test_frame_replaces_the_last_one_and_log_lines_scroll_above() -> None:
     glass = Glass()
     writer = Writer(glass.theirs)
     writer.draw(lines("one", "two", "three"))
@@ -58,7 +58,7 @@ def test_a_frame_is_drawn_over_the_last_one_and_lines_go_above() -> None:
     glass.close()
 
 
-def test_what_is_shown_is_the_newest_frame() -> None:
+def test_newest_frame_is_drawn() -> None:
     glass = Glass()
     writer = Writer(glass.theirs)
     writer.say("said")
@@ -72,7 +72,7 @@ def test_what_is_shown_is_the_newest_frame() -> None:
     glass.close()
 
 
-def test_a_terminal_made_narrower_is_cleaned_of_broken_lines() -> None:
+def test_narrowed_terminal_is_redrawn_cleanly() -> None:
     """The way back counts the rows that the old lines take in the new width."""
     glass = Glass(columns=40)
     writer = Writer(glass.theirs)
@@ -83,7 +83,7 @@ def test_a_terminal_made_narrower_is_cleaned_of_broken_lines() -> None:
     glass.close()
 
 
-def test_a_stopped_reader_holds_up_nobody() -> None:
+def test_blocked_terminal_does_not_block_the_crawl() -> None:
     reader, writer_end = os.pipe()
     writer = Writer(writer_end)
     for number in range(5000):
@@ -92,7 +92,7 @@ def test_a_stopped_reader_holds_up_nobody() -> None:
     os.close(reader)
 
 
-def test_a_reader_that_left_is_no_error() -> None:
+def test_closed_terminal_is_not_an_error() -> None:
     reader, writer_end = os.pipe()
     os.close(reader)
     writer = Writer(writer_end)
@@ -102,7 +102,7 @@ def test_a_reader_that_left_is_no_error() -> None:
     os.close(writer_end)
 
 
-def test_all_that_is_written_to_stderr_goes_above_the_frame_harmlessly() -> None:
+def test_stderr_output_is_escaped_above_the_frame() -> None:
     """In a process of its own, whose stderr is the terminal: its prints and those of its children are caught."""
     glass = Glass(columns=60)
     code = (
@@ -123,7 +123,7 @@ def test_all_that_is_written_to_stderr_goes_above_the_frame_harmlessly() -> None
     glass.close()
 
 
-def test_a_screen_leaves_stderr_as_it_was() -> None:
+def test_screen_restores_stderr() -> None:
     before = os.fstat(2)
 
     async def show() -> None:

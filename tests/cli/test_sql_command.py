@@ -67,7 +67,7 @@ def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_items_and_requests_are_tables_whichever_sink_kept_them(tmp_path: Path, kind: str) -> None:
+def test_pages_items_and_requests_are_tables_for_every_sink(tmp_path: Path, kind: str) -> None:
     store(tmp_path, kind)
     expected = [("http://site.example/page/00000", "later"), ("http://site.example/page/00001", "Page 1")]
     assert rows(tmp_path, "SELECT url, title FROM pages WHERE site = 'site.example' ORDER BY 1") == expected
@@ -116,7 +116,7 @@ def test_a_csv_file_of_an_earlier_version_has_fewer_columns(tmp_path: Path) -> N
         ";",
     ],
 )
-def test_nothing_outside_of_the_job_can_be_read_and_nothing_written(tmp_path: Path, query: str) -> None:
+def test_sql_is_read_only_and_limited_to_the_job(tmp_path: Path, query: str) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     store(folder, "jsonl")
@@ -130,7 +130,7 @@ def test_nothing_outside_of_the_job_can_be_read_and_nothing_written(tmp_path: Pa
     assert {path.name for path in folder.iterdir()} == {"pages.jsonl", "items.jsonl", "trail", "job.toml"}
 
 
-def test_what_is_found_comes_as_a_table_as_json_or_as_csv(tmp_path: Path) -> None:
+def test_sql_prints_a_table_json_or_csv(tmp_path: Path) -> None:
     store(tmp_path, "jsonl")
 
     def said(*words: str) -> str:
@@ -153,7 +153,7 @@ def test_what_is_found_comes_as_a_table_as_json_or_as_csv(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "segments"])
-def test_tables_are_there_when_nothing_is_in_them(tmp_path: Path, kind: str) -> None:
+def test_empty_tables_exist(tmp_path: Path, kind: str) -> None:
     page = msgspec.structs.replace(visit(0), items=())
 
     async def run() -> None:
@@ -167,7 +167,7 @@ def test_tables_are_there_when_nothing_is_in_them(tmp_path: Path, kind: str) -> 
     ]
 
 
-def test_a_folder_without_a_job_is_said_to_be_one(tmp_path: Path) -> None:
+def test_sql_on_a_folder_without_a_job_fails(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no data in"):
         list(ask(tmp_path, "SELECT 1"))
     (tmp_path / "pages.db").touch()

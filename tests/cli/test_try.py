@@ -20,7 +20,7 @@ def page(html: str) -> Page:
     return Page(response, Request("http://x/"))
 
 
-def test_what_repeats_is_suggested_with_what_it_gives() -> None:
+def test_repeated_elements_are_suggested_as_selectors() -> None:
     survey = SelectorSurvey()
     for turn in range(3):
         things = "".join(
@@ -46,14 +46,14 @@ def test_suggested_selectors_select(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("html", ["", "<p>nothing</p>", "<div class='\x1b[2J a'>x</div>" * 3, "<div class=x>" * 3000])
-def test_odd_pages_suggest_nothing_wrong(html: str) -> None:
+def test_unusual_pages_give_no_wrong_suggestions(html: str) -> None:
     survey = SelectorSurvey()
     survey.read(page(html))
     for suggestion in survey.suggestions():
         page(html).css(suggestion.selector)
 
 
-def test_a_look_tells_scope_robots_selectors_and_an_end(tmp_path: Path) -> None:
+def test_try_reports_scope_robots_selectors_and_estimate(tmp_path: Path) -> None:
     with SimWeb(sites=2, pages_per_site=60, page_bytes=3000, kinds=("robots-part+outside",)) as web:
         done = gossamer("try", web.url(0), "--json", *LOOK, cwd=tmp_path)
         fetched = [entry for entry in web.log() if entry.target != "/robots.txt"]
@@ -72,14 +72,14 @@ def test_a_look_tells_scope_robots_selectors_and_an_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_small_site_is_known_whole(tmp_path: Path) -> None:
+def test_try_crawls_a_small_site_completely(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=8, page_bytes=3000) as web:
         report = json.loads(gossamer("try", web.url(0), "--json", *LOOK, cwd=tmp_path).stdout)
     assert report["estimate"]["pages"] == 8
     assert report["estimate"]["queued"] == 0
 
 
-def test_the_command_it_ends_with_runs(tmp_path: Path) -> None:
+def test_command_suggested_by_try_runs(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=8, page_bytes=3000) as web:
         done = gossamer("try", web.url(0), "--deny", "a b", *LOOK, cwd=tmp_path)
         told = done.stdout.decode()
@@ -99,7 +99,7 @@ def test_the_command_it_ends_with_runs(tmp_path: Path) -> None:
     assert all(json.loads(line)["heading"] for line in items)
 
 
-def test_a_site_that_forbids_all_is_told_in_a_moment(tmp_path: Path) -> None:
+def test_try_reports_a_fully_disallowed_site_quickly(tmp_path: Path) -> None:
     with SimWeb(sites=2, pages_per_site=5, kinds=("robots-all", "robots-500")) as web:
         for site, words in ((0, "robots.txt disallows"), (1, "could not be fetched")):
             done = gossamer("try", web.url(site), *LOOK, cwd=tmp_path)
@@ -107,7 +107,7 @@ def test_a_site_that_forbids_all_is_told_in_a_moment(tmp_path: Path) -> None:
             assert words in done.stdout.decode()
 
 
-def test_hostile_titles_reach_nobody(tmp_path: Path) -> None:
+def test_hostile_titles_are_escaped(tmp_path: Path) -> None:
     with small_site() as site:
         done = gossamer("try", f"{site}/b", *LOOK, cwd=tmp_path)
     assert done.returncode == 0

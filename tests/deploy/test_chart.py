@@ -23,14 +23,14 @@ def pod(objects: list[dict[str, Any]], kind: str = "Deployment", name: str = "-w
     return found
 
 
-def test_helm_finds_nothing_to_complain_of() -> None:
+def test_helm_lint_passes() -> None:
     for values in CASES.values():
         report = helm_python.lint(CHART, values, strict=True)
         assert report["errors"] == []
         assert [each for each in report["messages"] if each["severity"] > 1] == []
 
 
-def test_kubernetes_knows_every_field() -> None:
+def test_manifests_match_the_kubernetes_schemas() -> None:
     distinct = {json.dumps(found): found for values in CASES.values() for found in rendered({**SECRETS, **values})}
     core = [found for found in distinct.values() if not found["apiVersion"].startswith(OWN_KINDS)]
     assert {found["kind"] for found in core} >= {"HorizontalPodAutoscaler", "StatefulSet", "NetworkPolicy"}
@@ -40,14 +40,14 @@ def test_kubernetes_knows_every_field() -> None:
         kubernetes_validate.validate(found, OLDEST, strict=True)
 
 
-def test_a_field_that_kubernetes_does_not_know_is_noticed() -> None:
+def test_unknown_kubernetes_field_is_detected() -> None:
     found = copy.deepcopy(one(rendered({}), "Deployment", "-worker"))
     found["spec"]["template"]["spec"]["containers"][0]["livenessProbes"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(found, NEWEST, strict=True)
 
 
-def test_the_plain_manifests_are_those_of_the_chart_and_carry_no_secret() -> None:
+def test_plain_manifests_match_the_chart_without_secrets() -> None:
     made = script().pages()
     assert {path.name: path.read_text("utf-8") for path in (DEPLOY / "kubernetes").iterdir()} == made, (
         "run scripts/manifests"
@@ -55,7 +55,7 @@ def test_the_plain_manifests_are_those_of_the_chart_and_carry_no_secret() -> Non
     assert not any("kind: Secret" in text for text in made.values())
 
 
-def test_workers_are_as_many_and_as_large_as_said() -> None:
+def test_worker_replicas_and_resources_follow_the_values() -> None:
     objects = rendered({})
     deployment = one(objects, "Deployment", "-worker")
     (container,) = pod(objects)["containers"]
@@ -69,7 +69,7 @@ def test_workers_are_as_many_and_as_large_as_said() -> None:
         assert "replicas" not in one(rendered(CASES[case]), "Deployment", "-worker")["spec"]
 
 
-def test_every_pod_is_confined_and_holds_no_right_in_the_cluster() -> None:
+def test_every_pod_is_restricted_without_cluster_permissions() -> None:
     for found in rendered({}):
         if found["kind"] in ("Deployment", "StatefulSet"):
             spec = found["spec"]["template"]["spec"]
@@ -81,7 +81,7 @@ def test_every_pod_is_confined_and_holds_no_right_in_the_cluster() -> None:
                 assert {"startupProbe", "livenessProbe", "readinessProbe", "resources"} <= set(container)
 
 
-def test_no_secret_stands_in_a_pod() -> None:
+def test_pods_contain_no_secrets() -> None:
     values = {"redis": {"password": "hush-1"}, "tokens": {"read": "hush-2", "write": "hush-3"}}
     for found in rendered(values):
         assert found["kind"] == "Secret" or "hush" not in str(found)
@@ -89,7 +89,7 @@ def test_no_secret_stands_in_a_pod() -> None:
     assert secret["stringData"]["frontier-url"] == "redis://:hush-1@gossamer-redis:6379/0"
 
 
-def test_secrets_that_nobody_chose_are_long_and_never_the_same() -> None:
+def test_generated_secrets_are_long_and_unique() -> None:
     tokens = [one(script().documents({}), "Secret", "-tokens")["stringData"] for _ in range(2)]
     assert len({token for each in tokens for token in each.values()}) == 4
     assert all(len(token) >= 32 for each in tokens for token in each.values())
@@ -121,7 +121,7 @@ def test_workers_reach_the_web_but_not_the_cluster() -> None:
     assert not any(isinstance(part, ipaddress.IPv6Network) and part[0].ipv4_mapped for part in parts)
 
 
-def test_grace_is_longer_than_the_drain_or_the_chart_is_refused() -> None:
+def test_grace_period_must_exceed_the_drain() -> None:
     assert pod(rendered({}))["terminationGracePeriodSeconds"] >= 10 + 15
     with pytest.raises(helm_python.HelmRenderError, match="terminationGracePeriodSeconds"):
         rendered({"worker": {"drainSeconds": 50}})
@@ -139,12 +139,12 @@ def test_grace_is_longer_than_the_drain_or_the_chart_is_refused() -> None:
         ({"workers": {"replicas": 3}}, "workers"),
     ],
 )
-def test_mistakes_are_refused_with_a_reason(values: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_rejected(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm_python.HelmError, match=said):
         rendered(values)
 
 
-def test_keda_follows_the_advice_of_the_service_and_may_go_to_zero() -> None:
+def test_keda_scales_by_the_service_down_to_zero() -> None:
     """F66: the number of workers comes from the service, which is there when no worker is."""
     scaled = one(rendered(CASES["keda"]), "ScaledObject")["spec"]
     (trigger,) = scaled["triggers"]
@@ -156,7 +156,7 @@ def test_keda_follows_the_advice_of_the_service_and_may_go_to_zero() -> None:
     )
 
 
-def test_the_horizontal_autoscaler_wants_a_thousand_queued_for_each_worker() -> None:
+def test_hpa_targets_a_thousand_queued_urls_per_worker() -> None:
     scaler = one(rendered(CASES["hpa"]), "HorizontalPodAutoscaler")["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 50)
     (metric,) = scaler["metrics"]
@@ -172,7 +172,7 @@ def test_a_release_of_a_region_has_its_own_workers_and_no_second_frontier() -> N
     assert all(each["metadata"]["name"].startswith("eu-gossamer") for each in objects)
 
 
-def test_prometheus_is_led_to_the_metrics() -> None:
+def test_service_monitor_selects_the_metrics() -> None:
     objects = rendered(CASES["keda"])
     monitor, service = one(objects, "ServiceMonitor")["spec"], one(objects, "Service", "-service")
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()

@@ -34,13 +34,13 @@ def instructions(name: str) -> list[str]:
     return re.findall(rf"^{name} +(.*)$", DOCKERFILE, re.MULTILINE)
 
 
-def test_the_linter_has_no_complaint_of_the_dockerfile() -> None:
+def test_hadolint_passes() -> None:
     linter = Path(sys.executable).parent / "hadolint"
     done = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_image_runs_without_rights_and_says_how_it_is() -> None:
+def test_image_is_unprivileged_with_a_health_check() -> None:
     assert len(instructions("FROM")) == 2
     assert instructions("USER") == ["10001:10001"]
     assert instructions("ENTRYPOINT") == ['["gossamer"]']
@@ -56,14 +56,14 @@ def test_every_package_of_the_image_is_pinned_with_hashes_to_what_is_tested() ->
     assert all("--require-hashes" in line and "--only-binary :all:" in line for line in installs)
 
 
-def test_what_the_build_copies_is_let_into_its_context_and_little_else() -> None:
+def test_build_context_contains_only_what_is_copied() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
     copied = [word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]]
     assert sorted(allowed) == sorted(copied)
     assert all((ROOT / name).exists() for name in copied)
 
 
-def test_one_compose_file_brings_everything() -> None:
+def test_compose_file_defines_all_services() -> None:
     services = COMPOSE["services"]
     assert sorted(services) == ["grafana", "prometheus", "redis", "service", "worker"]
     assert services["worker"]["deploy"]["replicas"] == 3
@@ -75,7 +75,7 @@ def test_one_compose_file_brings_everything() -> None:
     assert {name for name in sources if not name.startswith(".")} == set(COMPOSE["volumes"])
 
 
-def test_the_compose_file_is_what_the_specification_allows() -> None:
+def test_compose_file_matches_the_specification() -> None:
     checker = Path(sys.executable).parent / "check-jsonschema"
     words = [str(checker), "--builtin-schema", "vendor.compose-spec", str(DEPLOY / "compose.yaml")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
@@ -109,7 +109,7 @@ def test_compose_itself_reads_its_file() -> None:
     assert services["redis"]["command"][-1].count("$$REDISCLI_AUTH") <= 1
 
 
-def test_no_secret_stands_in_the_compose_file() -> None:
+def test_compose_file_contains_no_secrets() -> None:
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
     for line in text.splitlines():
         if re.match(r"\s+\w*(PASSWORD|TOKEN|REDISCLI_AUTH|FRONTIER)\w*: ", line):
@@ -127,7 +127,7 @@ def commands() -> dict[str, list[str]]:
     return found
 
 
-def test_our_program_understands_every_command() -> None:
+def test_every_container_command_is_valid() -> None:
     found = commands()
     assert len(found) >= 12
     for words in found.values():
@@ -235,7 +235,7 @@ def test_buildah_builds_the_image(clean_root: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
 )
-def test_redis_takes_its_rendered_configuration(tmp_path: Path) -> None:
+def test_redis_accepts_its_rendered_configuration(tmp_path: Path) -> None:
     objects = rendered({"redis": {"password": 'a "b" c'}})
     (tmp_path / "auth.conf").write_text(one(objects, "Secret", "-frontier")["stringData"]["auth.conf"])
     text = one(objects, "ConfigMap")["data"]["redis.conf"]

@@ -127,7 +127,7 @@ def server() -> Iterator[RedisServer]:
         yield running_server
 
 
-def test_f65_a_pod_waits_for_its_job_works_and_leaves_within_its_grace(server: RedisServer, tmp_path: Path) -> None:
+def test_f65_pod_waits_works_and_stops_within_its_grace_period(server: RedisServer, tmp_path: Path) -> None:
     """F65: ready before there is a job, but not while the frontier is away nor from SIGTERM on; it leaves nothing."""
     workers = Workload(rendered(values(server)), "Deployment", "-worker", tmp_path)
     with running(workers), SimWeb(sites=4, pages_per_site=40, page_bytes=2000, latency_seconds=2.0) as web:
@@ -154,9 +154,7 @@ def test_f65_a_pod_waits_for_its_job_works_and_leaves_within_its_grace(server: R
 
 
 @pytest.mark.long
-def test_f65_a_pinned_pod_that_dies_comes_back_under_its_name_and_takes_up_its_shards(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_f65_pinned_pod_restarts_with_its_name_and_shards(server: RedisServer, tmp_path: Path) -> None:
     """F65: the same StatefulSet name back; the shards of all pods together are those of the job."""
     objects = rendered(values(server, pinned=True, replicas=2, shards=5))
     workers = Workload(objects, "StatefulSet", "-worker", tmp_path)
@@ -225,9 +223,7 @@ class _AtTheGate(BaseHTTPRequestHandler):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_f22_f66_workers_follow_the_advice_up_down_to_zero_and_back_with_nothing_lost(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_f22_f66_autoscaling_to_zero_and_back_loses_nothing(server: RedisServer, tmp_path: Path) -> None:
     """F22, F65, F66: 1 -> 16 -> 1 -> 0 -> 4 by `/api/scale`, each pod ended by SIGTERM within its grace."""
     more = {"autoscaling": {"kind": "keda", "max": 16}}
     objects = rendered(values(server, free_port()) | more)
@@ -287,9 +283,7 @@ def next_version(folder: Path, *changes: tuple[str, str, str]) -> list[dict[str,
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_f24_pods_of_two_versions_roll_over_on_one_frontier_or_the_new_ones_refuse_with_words(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_f24_rolling_update_on_one_frontier(server: RedisServer, tmp_path: Path) -> None:
     """F24: the same format with other scripts works together; another format ends with words and changes nothing."""
     script = ("frontier/redis/lua/seen.lua", "function operations.add()", "function operations.add() -- another one")
     together = next_version(tmp_path / "next", script)

@@ -37,7 +37,7 @@ def crawl(place: Path, web: SimWeb, *arguments: str) -> None:
     assert done.returncode in (0, 3), done.stderr.decode()
 
 
-def test_results_stay_and_can_be_read(web: SimWeb, tmp_path: Path) -> None:
+def test_delete_keeps_results_by_default(web: SimWeb, tmp_path: Path) -> None:
     crawl(tmp_path, web)
     folder = tmp_path / "crawls" / "shop"
     before = (folder / "pages.jsonl").read_bytes()
@@ -56,7 +56,7 @@ def test_results_stay_and_can_be_read(web: SimWeb, tmp_path: Path) -> None:
     assert b"there is no job 'shop'" in again.stderr
 
 
-def test_a_new_job_does_not_cut_results_that_were_kept(web: SimWeb, tmp_path: Path) -> None:
+def test_new_job_keeps_earlier_results(web: SimWeb, tmp_path: Path) -> None:
     crawl(tmp_path, web)
     pages = tmp_path / "crawls" / "shop" / "pages.jsonl"
     before = pages.read_bytes()
@@ -71,7 +71,7 @@ def test_a_new_job_does_not_cut_results_that_were_kept(web: SimWeb, tmp_path: Pa
     assert len(pages.read_bytes().splitlines()) == len(before.splitlines())
 
 
-def test_results_go_where_that_is_asked_for_and_files_of_others_stay(web: SimWeb, tmp_path: Path) -> None:
+def test_delete_with_results_keeps_foreign_files(web: SimWeb, tmp_path: Path) -> None:
     crawl(tmp_path, web, "--sink", "jsonl", "--sink", "csv", "--sink", "sqlite", "--sink", "warc")
     folder = tmp_path / "crawls" / "shop"
     (folder / "notes.txt").write_text("mine")
@@ -83,7 +83,7 @@ def test_results_go_where_that_is_asked_for_and_files_of_others_stay(web: SimWeb
     assert not folder.exists()
 
 
-def test_a_terminal_is_asked_first(web: SimWeb, tmp_path: Path) -> None:
+def test_delete_asks_for_confirmation_on_a_terminal(web: SimWeb, tmp_path: Path) -> None:
     crawl(tmp_path, web)
     frontier = tmp_path / "crawls" / "shop" / "frontier.db"
     with on_terminal("delete", "shop", cwd=tmp_path, columns=200) as terminal:
@@ -99,7 +99,7 @@ def test_a_terminal_is_asked_first(web: SimWeb, tmp_path: Path) -> None:
     assert not frontier.exists()
 
 
-def test_a_running_crawl_is_refused(tmp_path: Path) -> None:
+def test_delete_rejects_a_running_crawl(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=60) as web:
         folder = tmp_path / "job"
         process = start(folder, web, "--delay", "0.2")
@@ -168,7 +168,7 @@ def test_a_job_of_a_fleet(address: str, web: SimWeb, tmp_path: Path, monkeypatch
     assert not (tmp_path / "results" / "segments").exists()
 
 
-def test_a_job_that_is_not_there_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_of_a_missing_job_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     async def run() -> None:

@@ -46,7 +46,7 @@ def server(redis_server: RedisServer) -> RedisServer:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_job_that_runs_here(web: SimWeb, tmp_path: Path, workers: str) -> None:
+def test_running_local_job(web: SimWeb, tmp_path: Path, workers: str) -> None:
     folder = tmp_path / "job"
     process = start(folder, web, "--delay", "0.1", "--workers", workers)
     try:
@@ -76,7 +76,7 @@ def test_a_job_that_runs_here(web: SimWeb, tmp_path: Path, workers: str) -> None
         kill_tree(process)
 
 
-def test_a_job_that_rests_here(web: SimWeb, tmp_path: Path) -> None:
+def test_stopped_local_job(web: SimWeb, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     process = start(folder, web, "--delay", "0.02", "--max-pages", "10")
     try:

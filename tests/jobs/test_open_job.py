@@ -55,7 +55,7 @@ def crawled(folder: Path, web: SimWeb, **settings: Any) -> gossamer.JobHandle:
     return gossamer.open_job(str(folder))
 
 
-def test_a_job_that_runs_is_asked_and_controlled_until_it_rests(web: SimWeb, tmp_path: Path) -> None:
+def test_running_job_is_inspected_and_controlled(web: SimWeb, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     process = start(folder, web, "--delay", "0.1")
     try:
@@ -81,7 +81,7 @@ def test_a_job_that_runs_is_asked_and_controlled_until_it_rests(web: SimWeb, tmp
         kill_tree(process)
 
 
-def test_an_asyncio_program_has_the_same_methods(web: SimWeb, tmp_path: Path) -> None:
+def test_async_job_handle_has_the_same_methods(web: SimWeb, tmp_path: Path) -> None:
     crawled(tmp_path / "job", web)
 
     async def ask() -> None:
@@ -104,7 +104,7 @@ def test_an_asyncio_program_has_the_same_methods(web: SimWeb, tmp_path: Path) ->
     assert plain == same
 
 
-def test_results_are_those_of_the_files(web: SimWeb, tmp_path: Path) -> None:
+def test_job_handle_results_match_the_files(web: SimWeb, tmp_path: Path) -> None:
     with crawled(tmp_path / "job", web) as job:
         pages, items = job.results(), job.items()
         lines = (tmp_path / "job" / "pages.jsonl").read_text().splitlines()
@@ -122,7 +122,7 @@ def test_results_are_those_of_the_files(web: SimWeb, tmp_path: Path) -> None:
         assert job.results().to_arrow().num_rows == 1
 
 
-def test_a_package_that_is_missing_is_named(web: SimWeb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(web: SimWeb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with crawled(tmp_path / "job", web, max_pages=1) as job:
         monkeypatch.setitem(sys.modules, "pandas", None)
         with pytest.raises(gossamer.ConfigError, match="needs pandas") as missing:
@@ -152,7 +152,7 @@ def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> N
         pass
 
 
-def test_a_job_that_is_not_there_and_a_handle_that_is_forgotten(web: SimWeb, tmp_path: Path) -> None:
+def test_missing_job_and_unclosed_handle(web: SimWeb, tmp_path: Path) -> None:
     with pytest.raises(gossamer.ConfigError, match="there is no job"):
         gossamer.open_job(f"{tmp_path}/none").state()
     with pytest.raises(gossamer.ConfigError, match="unknown frontier"):
@@ -170,7 +170,7 @@ def test_a_job_that_is_not_there_and_a_handle_that_is_forgotten(web: SimWeb, tmp
         time.sleep(0.01)
 
 
-def test_a_job_is_deleted_unless_somebody_works_on_it(server: RedisServer, web: SimWeb, tmp_path: Path) -> None:
+def test_job_is_deleted_unless_it_is_running(server: RedisServer, web: SimWeb, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     process = start(folder, web, "--delay", "0.1")
     try:
@@ -205,7 +205,7 @@ def test_a_job_is_deleted_unless_somebody_works_on_it(server: RedisServer, web: 
         asyncio.run(on_a_fleet(url))
 
 
-def test_a_handle_works_where_a_loop_runs_already(web: SimWeb, tmp_path: Path) -> None:
+def test_job_handle_works_inside_a_running_loop(web: SimWeb, tmp_path: Path) -> None:
     """As in a notebook."""
 
     async def cell() -> str:

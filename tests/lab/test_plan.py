@@ -131,7 +131,7 @@ def _store(figures: Figures, **values: float) -> Figures:
 
 
 @given(wishes)
-def test_relief_of_the_bottleneck_that_is_named_helps(wish: Requirements) -> None:
+def test_relieving_the_named_bottleneck_lowers_the_cost(wish: Requirements) -> None:
     found = plan_crawl(wish, PLAIN)
     better = plan_crawl(*RELIEFS[found.bottleneck](wish, PLAIN))
     if found.bottleneck == "politeness":
@@ -143,7 +143,7 @@ def test_relief_of_the_bottleneck_that_is_named_helps(wish: Requirements) -> Non
 
 
 @given(wishes)
-def test_nothing_that_money_buys_saves_as_much_as_the_dearest_part(wish: Requirements) -> None:
+def test_next_bottleneck_is_the_largest_saving(wish: Requirements) -> None:
     """Halve all that workers need, all that the frontier needs, what is stored, what is sent: one at a time."""
     found = plan_crawl(wish, PLAIN)
     half = {
@@ -174,7 +174,7 @@ def test_nothing_that_money_buys_saves_as_much_as_the_dearest_part(wish: Require
 
 
 @given(some.floats(1e3, 1e6), some.integers(2, 3000), some.floats(1, 1e5))
-def test_what_politeness_lets_through_is_the_sum_over_all_hosts(mean: float, number: int, most: float) -> None:
+def test_polite_share_is_the_sum_over_all_hosts(mean: float, number: int, most: float) -> None:
     hosts = Hosts(mean * number, number)
     sizes = [hosts.largest * rank**-hosts.exponent for rank in range(1, number + 1)]
     scale = hosts.pages / sum(sizes)
@@ -192,7 +192,7 @@ def test_the_shape_of_the_web_is_that_of_the_crawls_it_was_drawn_from() -> None:
     assert Hosts(1e6, 1).within(10) == pytest.approx(10)
 
 
-def test_a_machine_with_more_of_what_lacks_takes_fewer_of_them() -> None:
+def test_larger_machines_reduce_their_number() -> None:
     narrow = change(TRILLION, worker=MachineSize(cores=64, memory_bytes=256e9, bits_per_second=1e9))
     found, wider = (
         plan_crawl(narrow, PLAIN),
@@ -202,7 +202,7 @@ def test_a_machine_with_more_of_what_lacks_takes_fewer_of_them() -> None:
     assert math.isclose(wider.workers, found.workers / 2, rel_tol=0.01)
 
 
-def test_every_variant_differs_from_what_was_asked() -> None:
+def test_every_variant_differs_from_the_request() -> None:
     first, *others = what_if(TRILLION, reference())
     assert first.change == "as asked"
     assert len({change for change, _ in others}) == len(others) > 12
@@ -222,18 +222,18 @@ def test_every_variant_differs_from_what_was_asked() -> None:
         ("36h", plan.seconds, 129_600),
     ],
 )
-def test_quantities_are_read_as_people_write_them(text: str, read: Any, value: float) -> None:
+def test_human_readable_quantities_are_parsed(text: str, read: Any, value: float) -> None:
     assert read(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "many", "1e99", "5 parsecs", "1.2.3", "nan", "inf"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_invalid_quantities_are_rejected(text: str) -> None:
     for read in (plan.count, plan.byte_count, plan.seconds):
         with pytest.raises(ConfigError):
             read(text)
 
 
-def test_figures_come_back_as_they_were_written(tmp_path: Any) -> None:
+def test_figures_round_trip(tmp_path: Any) -> None:
     write_figures(tmp_path / "a" / "figures.json", PLAIN)
     assert read_figures(tmp_path / "a" / "figures.json") == PLAIN
     (tmp_path / "bad.json").write_text('{"machine": 1}')
@@ -242,7 +242,7 @@ def test_figures_come_back_as_they_were_written(tmp_path: Any) -> None:
             read_figures(tmp_path / name)
 
 
-def test_the_command_prints_the_plan_and_says_whose_figures_it_took(tmp_path: Any, monkeypatch: Any) -> None:
+def test_plan_command_prints_the_source_of_its_figures(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     words = ["--pages", "1e12", "--every", "7d", "--page-size", "10kB", "--store", "redis"]
     done = CliRunner().invoke(named("plan"), words)

@@ -72,7 +72,7 @@ def test_a_reader_that_leaves_does_not_end_the_web() -> None:
         (["--log", "/nowhere/at/all.log"], "/nowhere/at/all.log"),
     ],
 )
-def test_bad_input_is_named_and_is_a_usage_error(options: list[str], words: str) -> None:
+def test_invalid_input_is_a_usage_error(options: list[str], words: str) -> None:
     result = CliRunner().invoke(simweb, options)
     assert result.exit_code == 2
     assert words in result.output

@@ -29,7 +29,7 @@ def test_what_is_written_is_read_back_in_order_of_arrival(tmp_path: Path) -> Non
     writer.close()
 
 
-def test_half_a_line_at_the_end_is_left_for_later(tmp_path: Path) -> None:
+def test_partial_last_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "log"
     writer = LogWriter(path)
     for second in (1.0, 2.0):

@@ -41,7 +41,7 @@ def test_same_seed_gives_the_same_bytes_in_every_process() -> None:
     assert digest_of(plan, "1") != digest_of(msgspec.structs.replace(plan, seed=8), "1")
 
 
-def test_a_page_does_not_depend_on_what_was_asked_before() -> None:
+def test_page_does_not_depend_on_earlier_requests() -> None:
     plan = WebPlan(sites=3, pages_per_site=20, port=8000)
     used, fresh = PageRenderer(plan), PageRenderer(plan)
     for page in range(20):
@@ -106,16 +106,16 @@ def test_paths_that_no_page_has_are_not_found() -> None:
         assert pages.answer(0, target).status == 404
 
 
-def test_a_web_without_end_goes_on() -> None:
+def test_infinite_web_has_pages_at_any_depth() -> None:
     plan = WebPlan(sites=1, pages_per_site=0, links_per_page=10, page_bytes=4000, port=8000)
     pages = PageRenderer(plan)
     target = plan.path(0, 10**9)
     assert plan.path(0, 2 * 10**9 + 1).encode() in pages.answer(0, target).body
-    with pytest.raises(ConfigError, match="without end"):
+    with pytest.raises(ConfigError, match="infinite web"):
         plan.reachable()
 
 
-def test_every_charset_says_what_it_is_and_holds_its_title() -> None:
+def test_every_charset_is_declared_and_encodes_its_title() -> None:
     plan = WebPlan(sites=1, pages_per_site=len(CHARSETS), kinds=("charsets",), port=8000)
     pages = PageRenderer(plan)
     for page, (charset, told, phrase) in enumerate(CHARSETS):
@@ -137,7 +137,7 @@ def test_every_charset_says_what_it_is_and_holds_its_title() -> None:
         ({"kinds": ()}, "at least one kind"),
     ],
 )
-def test_kinds_that_make_no_sense_are_refused_with_words(fields: dict[str, Any], words: str) -> None:
+def test_invalid_kinds_are_rejected(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         WebPlan(**fields)
 

@@ -112,14 +112,14 @@ def test_head_gives_the_headers_alone() -> None:
         assert answer.endswith(b"\r\n\r\n")
 
 
-def test_an_unknown_name_is_told_so() -> None:
+def test_unknown_host_gets_an_error() -> None:
     with SimWeb(sites=1, pages_per_site=1, names=True) as web:
         answer = talk(web, b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 421")
         assert web.seeds[0].encode() in answer
 
 
-def test_a_client_that_leaves_amid_an_answer_is_noted_without_status() -> None:
+def test_disconnected_client_is_logged_without_status() -> None:
     with SimWeb(sites=1, pages_per_site=1, page_bytes=20_000_000) as web:
         with socket.create_connection(("127.0.0.1", web.plan.port), timeout=60) as plug:
             plug.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -138,7 +138,7 @@ def test_times_in_the_log_are_in_order() -> None:
         assert (entry.method, entry.status, entry.agent, entry.url) == ("GET", 200, "me/1 (+x)", web.seeds[0])
 
 
-def test_a_dark_site_resets_and_comes_back() -> None:
+def test_dark_site_resets_connections_until_it_is_lit() -> None:
     with SimWeb(sites=2, pages_per_site=1, page_bytes=2000) as web:
         request = b"GET / HTTP/1.0\r\n\r\n"
         web.darken(1)
@@ -166,7 +166,7 @@ def test_tls_holds_for_every_host(names: bool) -> None:
         assert log.fetched(web.log()) == {web.url(site): 1 for site in (0, 49, 50, 119)}
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_port_in_use_is_an_error() -> None:
     with SimWeb(sites=1, pages_per_site=1) as web, pytest.raises(ConfigError, match=f"port {web.plan.port}"):
         SimWeb(web.plan).start()
 

@@ -182,7 +182,7 @@ def test_a_reference_crawler_fetches_exactly_what_the_plan_says(names: bool) -> 
         assert len(reader.titles) > 400
 
 
-def test_a_greedy_crawler_is_found_out() -> None:
+def test_greedy_crawler_fails_the_checks() -> None:
     with SimWeb(
         sites=4, pages_per_site=7, kinds=("robots-part", "nofollow", "outside", "hidden"), page_bytes=3000
     ) as web:
@@ -270,5 +270,5 @@ def test_a_crawler_that_ignores_base_misses_pages() -> None:
         assert web.judge().unknown
 
 
-def test_eight_charsets_are_there() -> None:
+def test_eight_charsets_are_served() -> None:
     assert len({charset for charset, _, _ in CHARSETS}) == 8

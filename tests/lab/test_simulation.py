@@ -26,7 +26,7 @@ LEASE_WORDS = {"expires_at", "deadline", "lapse", "lapses", "next_at", "hold_unt
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 50))
-def test_every_promise_holds_in_fifty_worlds(first: int) -> None:
+def test_invariants_hold_in_fifty_scenarios(first: int) -> None:
     """A thousand in all; `gossamer simulate --seeds 1 --seed N` repeats one of them."""
     broken = {seed: found for seed in range(first, first + 50) if (found := simulate(draw(seed)).violations)}
     assert not broken
@@ -34,7 +34,7 @@ def test_every_promise_holds_in_fifty_worlds(first: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_every_promise_holds_in_further_worlds() -> None:
+def test_invariants_hold_in_more_scenarios() -> None:
     broken = {seed: found for seed in range(1000, 5000) if (found := simulate(draw(seed)).violations)}
     assert not broken
 
@@ -48,7 +48,7 @@ def test_a_fleet_loses_nothing(fault: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 1000, 125))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fleet_loses_nothing_in_a_thousand_worlds(fault: str, first: int) -> None:
+def test_fleet_loses_nothing_in_a_thousand_scenarios(fault: str, first: int) -> None:
     assert not _broken(fault, range(first, first + 125))
 
 
@@ -57,7 +57,7 @@ def _broken(fault: str, seeds: range) -> dict[int, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_befalls_its_fleets(fault: str) -> None:
+def test_each_fault_is_injected(fault: str) -> None:
     """In most worlds, and with links that cross from server to server."""
     befell = sum((simulate(draw(seed, fault=fault)).befell for seed in range(6)), Counter[str]())
     named = {"forget": ("restart", "takeover", "everything")}.get(fault, (fault,))
@@ -160,7 +160,7 @@ def test_the_simulation_has_no_lease_logic_of_its_own(path: Path) -> None:
             assert node.attr not in LEASE_WORDS or carried, f"{path.name}:{node.lineno} has {node.attr}"
 
 
-def test_sizes_are_taken_as_they_are_given() -> None:
+def test_given_sizes_are_used() -> None:
     scenario = draw(5, workers=9, sites=4, pages=2)
     assert (scenario.workers, len(scenario.sites), {site.pages for site in scenario.sites}) == (9, 4, {2})
     assert isinstance(simulate(scenario), Report)

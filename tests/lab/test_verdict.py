@@ -44,7 +44,7 @@ def test_a_perfect_crawl_is_good() -> None:
         ([*LOG[:1], asked(100.05, "robots.txt", port=2), *LOG[1:]], STORED, "impolite"),
     ],
 )
-def test_whatever_is_wrong_is_told(log: list[SimRequest], stored: list[StoredRow], broken: str) -> None:
+def test_verdict_reports_every_problem(log: list[SimRequest], stored: list[StoredRow], broken: str) -> None:
     found = verdict(log, stored)
     assert not found.is_good
     wrong = [name for name in ("lost", "stored_twice", "forbidden", "impolite") if getattr(found, name)]
@@ -56,14 +56,14 @@ def test_a_page_that_one_of_two_sinks_lacks_is_lost() -> None:
     assert judge(LOG, stored, FATES, blows=(), delay=DELAY, in_hand=2).lost == (PAGES[-1],)
 
 
-def test_fetching_again_needs_a_blow_that_explains_it() -> None:
+def test_repeated_fetch_needs_a_fault_that_explains_it() -> None:
     again = [*LOG, asked(110.0, "a"), asked(112.0, "b")]
     assert not verdict(again).is_good
     assert verdict(again, STORED, Blow("all killed", 105.0)).is_good
     assert not verdict([*again, asked(114.0, "c")], STORED, Blow("all killed", 105.0)).is_good
 
 
-def test_the_delay_counts_from_the_death_of_who_asked() -> None:
+def test_delay_counts_from_the_death_of_the_sender() -> None:
     """Nobody waits for the answer of c any more; d comes one delay after the kill, and not sooner."""
     kill = Blow("worker killed", 102.5)
     slow = [*LOG[:2], asked(102.4, "c", takes=0.6, port=7)]
@@ -77,7 +77,7 @@ def test_the_delay_counts_from_the_death_of_who_asked() -> None:
     assert not verdict([*late, asked(105.0, "c", port=7)], STORED, kill, kill).is_good
 
 
-def test_one_request_that_a_sleeper_had_on_its_way_is_late_and_two_are_impolite() -> None:
+def test_one_late_request_of_a_stopped_worker_is_tolerated() -> None:
     stop = Blow("worker stopped", 101.0, 108.0)
     log = [*LOG[:3], asked(107.8, "d"), asked(108.01, "robots.txt", port=9)]
     found = verdict(log, STORED, stop)

@@ -37,9 +37,7 @@ def verify(folder: Path, *words: str, path: Path | None = None) -> tuple[int, di
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-def test_a_fleet_that_is_killed_and_stopped_is_verified_and_leaves_nothing(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
+def test_verify_passes_for_a_fleet_under_kills_and_cleans_up(redis_server: RedisServer, tmp_path: Path) -> None:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
     code, found, said = verify(tmp_path, "--frontier", redis_server.url, "--kills", "1", "--stops", "1")
@@ -53,7 +51,7 @@ def test_a_fleet_that_is_killed_and_stopped_is_verified_and_leaves_nothing(
         assert store.dbsize() == 0
 
 
-def test_a_sink_that_drops_a_page_and_stores_another_twice_is_found_out(tmp_path: Path) -> None:
+def test_verify_detects_lost_and_duplicate_pages_of_a_sink(tmp_path: Path) -> None:
     """A package with a sink of its own, as users install them."""
     package, folder = tmp_path / "package", tmp_path / "proof"
     (package / "leaky-1.dist-info").mkdir(parents=True)
@@ -73,7 +71,7 @@ def test_a_sink_that_drops_a_page_and_stores_another_twice_is_found_out(tmp_path
 
 
 @pytest.mark.long
-def test_a_proof_that_is_ended_early_takes_everything_away(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_interrupted_verify_cleans_up(redis_server: RedisServer, tmp_path: Path) -> None:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
     process = subprocess.Popen(
@@ -121,7 +119,7 @@ class Leaky(JsonlSink):
         ("embedded", ("jsonl:zstd", "csv", "sqlite", "warc", "parquet")),
     ],
 )
-def test_every_store_and_every_sink_that_can_be_read_back_is_verified(
+def test_verify_supports_every_frontier_and_readable_sink(
     kind: str, sinks: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     server = request.getfixturevalue(kind) if kind.endswith("server") else None
@@ -141,7 +139,7 @@ def _tables(server: SqlServer) -> list[str]:
     return [str(name).lower() for (name,) in server.ask("SELECT table_name FROM information_schema.tables")]
 
 
-def test_a_job_that_is_there_is_not_touched(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_verify_does_not_touch_an_existing_job(redis_server: RedisServer, tmp_path: Path) -> None:
     asyncio.run(_make(redis_server.url, "mine"))
     words = ["--frontier", redis_server.url, "--job", "mine", "--folder", str(tmp_path)]
     with pytest.raises(ConfigError, match="already"):
@@ -151,14 +149,14 @@ def test_a_job_that_is_there_is_not_touched(redis_server: RedisServer, tmp_path:
 
 
 @pytest.mark.parametrize("words", [("--frontier", "memory:"), ("--sink", "warc:/somewhere"), ("--job", "a/b")])
-def test_what_cannot_be_proved_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_verify_rejects_unsupported_options(tmp_path: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as refused:
         CliRunner().invoke(named("verify"), [*words, "--folder", str(tmp_path)], catch_exceptions=False)
     assert refused.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sinks_get_tables_of_their_own_and_no_folder_of_others() -> None:
+def test_verify_isolates_sinks() -> None:
     assert isolated_sinks(["jsonl", "postgresql://h/d"], "t") == ["jsonl", "postgresql://h/d?table=t"]
     assert isolated_sinks(["mysql://h/d?ssl=1"], "t") == ["mysql://h/d?ssl=1&table=t"]
     for name in ("mysql://h/d?table=pages", "parquet:/data", "s3://bucket/x", "folder:/data", "jsonl:/data"):
@@ -167,9 +165,7 @@ def test_sinks_get_tables_of_their_own_and_no_folder_of_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["redis_server", "postgres_server", "maria_server", "folder"])
-def test_a_job_is_removed_with_all_that_it_left_and_others_stay(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_verify_removes_only_its_own_job(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     server = None if kind == "folder" else request.getfixturevalue(kind)
     url = f"folder:{tmp_path}?shards=2" if server is None else server.url
     for job in ("gone", "stays"):

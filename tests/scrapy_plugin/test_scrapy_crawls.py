@@ -85,7 +85,7 @@ def why(url: str, job: str, frontier: str = "", page: str = "") -> dict[str, Any
     return asyncio.run(ask())
 
 
-def test_the_tutorial_project_runs_with_the_settings_of_the_guide_and_is_not_crawled_twice(tmp_path: Path) -> None:
+def test_scrapy_tutorial_project_runs_once_with_the_documented_settings(tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(TUTORIAL, project)
     with (project / "tutorial" / "settings.py").open("a") as settings:
@@ -108,7 +108,7 @@ def test_the_tutorial_project_runs_with_the_settings_of_the_guide_and_is_not_cra
         assert not why(f"{shop.url}/page/99/", f"{tmp_path}/job")["seen"]
 
 
-def test_a_file_with_an_owner_is_refused_with_words(tmp_path: Path) -> None:
+def test_file_in_use_by_an_owner_is_rejected(tmp_path: Path) -> None:
     project = ScrapySettings({"GOSSAMER_FRONTIER": f"sqlite:{tmp_path}/job", "DOWNLOAD_DELAY": 2})
 
     async def twice() -> None:
@@ -133,15 +133,13 @@ def test_a_file_with_an_owner_is_refused_with_words(tmp_path: Path) -> None:
         ({"GOSSAMER_FRONTIER": "memory:", "GOSSAMER_SETTINGS": {"dely": 1}}, "GOSSAMER_SETTINGS: .*dely"),
     ],
 )
-def test_wrong_settings_are_refused_with_words(given: dict[str, Any], words: str) -> None:
+def test_invalid_scrapy_settings_are_rejected(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         asyncio.run(open_frontier(read_options(ScrapySettings(given), "walk")))
 
 
 @pytest.mark.long
-def test_what_cannot_be_stored_ends_the_crawl_with_words_and_loses_nothing(
-    store: str, tmp_path: Path, started: Started
-) -> None:
+def test_unstorable_request_stops_the_crawl_without_loss(store: str, tmp_path: Path, started: Started) -> None:
     """H58."""
     with site() as shop:
         run = started(scrapy("lambdas", store, SITE=shop.url))
@@ -157,7 +155,7 @@ def test_what_cannot_be_stored_ends_the_crawl_with_words_and_loses_nothing(
         }  # fmt: skip
 
 
-def test_requests_of_every_kind_come_through_and_are_settled(store: str, tmp_path: Path) -> None:
+def test_requests_of_every_kind_are_completed(store: str, tmp_path: Path) -> None:
     """H58."""
     with site() as shop:
         run = scrapy("manifold", store, "-O", f"{tmp_path}/items.jsonl", SITE=shop.url)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from served import READ, WRITE, Served, serving
+from service_process import READ, WRITE, Served, serving
 
 from gossamer.lab.simweb.process import SimWeb
 
@@ -73,7 +73,7 @@ class Hostile(BaseHTTPRequestHandler):
         """Nothing is said."""
 
 
-def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
+def test_dashboard_starts_pauses_and_stops_a_crawl(browser: Browser, tmp_path: Path) -> None:
     with (
         SimWeb(sites=4, pages_per_site=400, page_bytes=2000) as web,
         serving(tmp_path, *SETTINGS) as served,
@@ -124,7 +124,7 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
         assert served.get("/api/jobs/shop")["counts"]["stored"] > 0
 
 
-def test_what_a_site_says_is_shown_and_never_obeyed(browser: Browser, tmp_path: Path) -> None:
+def test_dashboard_escapes_text_from_crawled_pages(browser: Browser, tmp_path: Path) -> None:
     """H60: titles, paths and errors of others are text, on a phone too; who only reads is offered nothing to do."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server, serving(tmp_path, *SETTINGS) as served:
         threading.Thread(target=server.serve_forever, daemon=True).start()

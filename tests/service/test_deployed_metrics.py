@@ -39,7 +39,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("expression", [pytest.param(text, id=name) for name, text in expressions()])
-def test_what_is_asked_for_exists(expression: str) -> None:
+def test_alerts_and_dashboards_use_existing_metrics(expression: str) -> None:
     used = USE.findall(expression)
     assert used or expression.startswith("up{")
     for name, inside in used:
@@ -57,13 +57,13 @@ def test_what_is_asked_for_exists(expression: str) -> None:
         }
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_an_action() -> None:
     for rule in rules():
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["annotations"]["action"]
 
 
-def test_most_metrics_are_looked_at_somewhere() -> None:
+def test_most_metrics_are_used_by_an_alert_or_dashboard() -> None:
     seen = {name for _, text in expressions() for name, _ in USE.findall(text)}
     assert METRICS.keys() - seen <= {"gossamer_info"}

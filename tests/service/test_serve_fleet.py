@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import serving
+from service_process import serving
 
 from gossamer.clock import ManualClock
 from gossamer.engine.heartbeat import HeartbeatSender, beating
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_fleet_is_served_and_its_workers_hear_of_other_limits(tmp_path: Path) -> None:
+def test_fleet_api_and_changed_limits_reach_workers(tmp_path: Path) -> None:
     """H66: nor is the frontier's password anywhere to be read."""
     settings = ("--allow-private", "--delay", "0.02", "--sink", f"jsonl:{tmp_path}/shared", "--robots")
     with (
@@ -130,24 +130,22 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
 
 
 @pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
-def test_workers_on_redis_hear_of_other_limits_while_they_run(tmp_path: Path, shards: str) -> None:
+def test_changed_limits_reach_running_workers_on_redis(tmp_path: Path, shards: str) -> None:
     with RedisServer() as server:
         asyncio.run(limits_are_heard_of(server.url, tmp_path, shards))
 
 
 @pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
-def test_workers_on_postgresql_hear_of_other_limits_while_they_run(
+def test_changed_limits_reach_running_workers_on_postgresql(
     postgres_server: SqlServer, tmp_path: Path, shards: str
 ) -> None:
     asyncio.run(limits_are_heard_of(postgres_server.url, tmp_path, shards))
 
 
 @pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
-def test_workers_on_mariadb_hear_of_other_limits_while_they_run(
-    maria_server: SqlServer, tmp_path: Path, shards: str
-) -> None:
+def test_changed_limits_reach_running_workers_on_mariadb(maria_server: SqlServer, tmp_path: Path, shards: str) -> None:
     asyncio.run(limits_are_heard_of(maria_server.url, tmp_path, shards))
 
 
-def test_workers_on_a_folder_hear_of_other_limits_while_they_run(tmp_path: Path) -> None:
+def test_changed_limits_reach_running_workers_on_a_folder(tmp_path: Path) -> None:
     asyncio.run(limits_are_heard_of(f"folder:{tmp_path}?shards=2", tmp_path))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import Served, serving
+from service_process import Served, serving
 
 from gossamer.lab.simweb.log import fetched
 from gossamer.lab.simweb.process import SimWeb
@@ -59,7 +59,7 @@ def all_sites(served: Served, job: str) -> set[str]:
         cursor = {"cursor": page["next"]}
 
 
-def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: SimWeb) -> None:
+def test_api_submits_controls_and_inspects_a_crawl(served: Served, web: SimWeb) -> None:
     """Also when it is over; its metrics tell of jobs and never of sites (H67, H68)."""
     made = served.post(
         "/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.4, "deny": ["*/walks/*"], "max_pages": 150}, 201
@@ -172,7 +172,7 @@ def metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None
         assert all((one.name, set(one.labels)) == (metric.name, set(metric.labels)) for one in family.samples)
 
 
-def test_a_part_is_served_alone(tmp_path: Path) -> None:
+def test_only_option_serves_one_part(tmp_path: Path) -> None:
     with serving(tmp_path, "--only", "pages", tokens=False) as part:
         paths = part.get("/openapi.json")["paths"]
         assert "/api/jobs/{job}/pages" in paths

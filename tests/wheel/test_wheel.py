@@ -45,7 +45,7 @@ def sources(*folders: str, kind: str = "*") -> Iterator[str]:
                 yield str(path.relative_to(ROOT))
 
 
-def test_the_wheel_has_the_whole_package_its_manual_and_nothing_else(built: tuple[Path, Path]) -> None:
+def test_wheel_contains_only_the_package_and_man_pages(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         about = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
@@ -66,7 +66,7 @@ def test_the_wheel_has_the_whole_package_its_manual_and_nothing_else(built: tupl
     assert str(metadata.get_payload()).startswith("# Gossamer")
 
 
-def test_the_sdist_has_what_it_takes_to_build_and_test_and_no_litter(built: tuple[Path, Path]) -> None:
+def test_sdist_contains_only_what_build_and_tests_need(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[1]) as sdist:
         names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
     assert names >= {*sources("src"), *sources("tests", "examples", "benchmarks", kind="*.py")}
@@ -75,7 +75,7 @@ def test_the_sdist_has_what_it_takes_to_build_and_test_and_no_litter(built: tupl
     assert litter == []
 
 
-def test_the_same_sources_give_the_same_bytes(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_builds_are_reproducible(built: tuple[Path, Path], tmp_path: Path) -> None:
     wheel, _ = build(tmp_path)
     assert wheel.read_bytes() == built[0].read_bytes()
 
@@ -98,7 +98,7 @@ for path in sorted(root.rglob("*.py")):
     assert len(done.stdout.split()) > 200
 
 
-def test_crawls_on_windows_are_refused_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crawl_on_windows_is_rejected_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ConfigError) as refused:
         refuse_windows()

@@ -45,7 +45,7 @@ def job(site: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (SPIDER + "  start = ['http://x.invalid/']\n  def __init__(self): raise ValueError('no')\n", "One() raised"),
     ],
 )
-def test_a_spider_that_cannot_be_used_is_named_with_its_fault(text: str, words: str, tmp_path: Path) -> None:
+def test_unusable_spider_error_names_the_problem(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "spider.py").write_text(text)
     done = gossamer("crawl", "--spider", "spider.py", "--job", "x", cwd=tmp_path)
     error = done.stderr.decode()
@@ -65,7 +65,7 @@ def test_a_spider_that_cannot_be_used_is_named_with_its_fault(text: str, words: 
         ("pyproject.toml", "[tool.gossamer]\ndely = 1\n", "hint: did you mean delay?"),
     ],
 )
-def test_a_settings_file_that_is_wrong_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_settings_file_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     done = gossamer("crawl", "http://x.invalid/", cwd=tmp_path)
     error = done.stderr.decode()
@@ -75,7 +75,7 @@ def test_a_settings_file_that_is_wrong_is_named(name: str, text: str, words: str
     assert "Traceback" not in error
 
 
-def test_an_option_that_was_refused_is_not_there_the_next_time(site: str, tmp_path: Path) -> None:
+def test_rejected_option_is_not_saved(site: str, tmp_path: Path) -> None:
     assert gossamer("crawl", f"{site}/a", "--job", "x", "--resolve", "typo", *FAST, cwd=tmp_path).returncode == 2
     done = gossamer("crawl", f"{site}/a", "--job", "x", "--max-pages", "1", *FAST, cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()
@@ -98,7 +98,7 @@ def test_a_list_of_seeds_may_begin_with_a_byte_order_mark(site: str, tmp_path: P
 
 @pytest.mark.parametrize("command", [("export", "x"), ("report", "x")])
 @pytest.mark.parametrize(("out", "words"), [(".", "is a folder"), ("no/such/file", "folder no/such does not exist")])
-def test_a_place_where_no_file_can_be_is_refused(command: tuple[str, str], out: str, words: str, job: Path) -> None:
+def test_unwritable_output_path_is_rejected(command: tuple[str, str], out: str, words: str, job: Path) -> None:
     done = gossamer(*command, "--out", out, cwd=job)
     assert done.returncode == 2
     assert words in done.stderr.decode()
@@ -106,7 +106,7 @@ def test_a_place_where_no_file_can_be_is_refused(command: tuple[str, str], out: 
 
 
 @pytest.mark.parametrize("command", [("export", "x", "--format", "urls"), ("report", "x")])
-def test_a_pipe_is_written_to_and_not_replaced(command: tuple[str, ...], job: Path) -> None:
+def test_output_pipe_is_written_not_replaced(command: tuple[str, ...], job: Path) -> None:
     pipe = job / f"{command[0]}.pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
@@ -128,7 +128,7 @@ def test_numbers_that_json_does_not_have_are_null(job: Path) -> None:
     assert json.loads(done.stdout, parse_constant=refuse) == {"a": None, "b": None, "c": 1.5}
 
 
-def test_a_crawl_with_its_frontier_in_memory_can_be_looked_at_and_stopped(site: str, tmp_path: Path) -> None:
+def test_crawl_with_memory_frontier_can_be_inspected_and_stopped(site: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gossamer", "crawl", f"{site}/", "--job", "x", "--frontier", "memory:"]
     options = ["--allow-private", "--delay", "60", "--max-seconds", "60"]
     running = subprocess.Popen([*command, *options], cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
@@ -145,7 +145,7 @@ def test_a_crawl_with_its_frontier_in_memory_can_be_looked_at_and_stopped(site: 
         running.wait()
 
 
-def test_fields_that_are_asked_for_now_outrank_the_spider_of_a_settings_file(site: str, tmp_path: Path) -> None:
+def test_extract_options_override_the_spider_of_a_settings_file(site: str, tmp_path: Path) -> None:
     (tmp_path / "spider.py").write_text(SPIDER + "  def parse(self, page):\n    return []\n")
     (tmp_path / "gossamer.toml").write_text('spider = "spider.py"\n')
     done = gossamer("fetch", f"{site}/", "--allow-private", "--quiet", "--extract", "title=h1::text", cwd=tmp_path)
@@ -155,7 +155,7 @@ def test_fields_that_are_asked_for_now_outrank_the_spider_of_a_settings_file(sit
     assert b"--spider and --extract" in both.stderr
 
 
-def test_a_crawl_that_only_failed_says_that_it_is_not_tried_again(site: str, tmp_path: Path) -> None:
+def test_failed_crawl_reports_that_pages_are_not_retried(site: str, tmp_path: Path) -> None:
     first = gossamer("crawl", f"{site}/gone", "--job", "x", *FAST, cwd=tmp_path)
     assert first.returncode == 3
     assert b"failed pages are not retried in this job" in first.stderr
@@ -164,7 +164,7 @@ def test_a_crawl_that_only_failed_says_that_it_is_not_tried_again(site: str, tmp
     assert b"this job was already finished, and failed pages are not retried" in second.stderr
 
 
-def test_ctrl_c_while_it_is_loaded_is_no_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_during_startup_prints_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
     done = subprocess.run(
         [sys.executable, "-m", "gossamer", "status"],
@@ -178,7 +178,7 @@ def test_ctrl_c_while_it_is_loaded_is_no_traceback(tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
-def test_errors_of_tasks_are_told_in_a_line_and_others_are_not_hidden() -> None:
+def test_task_errors_are_one_line_and_others_are_shown() -> None:
     inner = ExceptionGroup("inner", [ConfigError("first"), OSError("second")])
     assert str(first_cause(ExceptionGroup("outer", [inner]))) == "first"
     mixed = ExceptionGroup("outer", [inner, ZeroDivisionError()])

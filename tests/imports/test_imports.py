@@ -98,7 +98,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @given(plain_values | some.lists(other_values | some.binary().map(bytearray)).map(lambda few: [few, few]))
-def test_plain_values_of_a_pickle_are_read_as_pickle_reads_them(value: Any) -> None:
+def test_plain_pickle_values_match_pickle(value: Any) -> None:
     for protocol in range(6):
         try:
             assert read_pickle(pickle.dumps(value, protocol)) == value
@@ -108,7 +108,7 @@ def test_plain_values_of_a_pickle_are_read_as_pickle_reads_them(value: Any) -> N
 
 
 @given(plain_values)
-def test_plain_values_in_marshal_are_read_as_marshal_reads_them(value: Any) -> None:
+def test_plain_marshal_values_match_marshal(value: Any) -> None:
     for version in range(5):
         try:
             assert read_marshal(marshal.dumps(value, version)) == value
@@ -144,7 +144,7 @@ class Evil:
         b"garbage",
     ],
 )
-def test_a_pickle_that_would_run_code_or_has_no_end_is_refused(data: bytes, here: Path) -> None:
+def test_unsafe_or_recursive_pickle_is_rejected(data: bytes, here: Path) -> None:
     """H56."""
     with pytest.raises(UnsafePickle):
         read_pickle(data)
@@ -152,7 +152,7 @@ def test_a_pickle_that_would_run_code_or_has_no_end_is_refused(data: bytes, here
 
 
 @given(some.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_rejected(data: bytes) -> None:
     for read in (read_pickle, read_marshal):
         try:
             read(data)
@@ -160,7 +160,9 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
             pass
 
 
-def test_lists_and_sitemaps_are_queued_and_archives_are_known(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_queues_lists_and_sitemaps_and_marks_archives_done(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "urls.txt").write_text("# mine\nhttp://a.example/1\na.example/2\n\nhttp://b.example/done\nmailto:x\n")
     (here / "done.txt").write_text("http://b.example/done\nhttp://a.example/old\n")
     (here / "map.xml").write_bytes(
@@ -194,7 +196,7 @@ def test_lists_and_sitemaps_are_queued_and_archives_are_known(here: Path, capsys
     assert "left out: index.cdxj, line 4: not CDXJ" in said
 
 
-def test_pages_of_an_archive_are_visited_again_at_their_time(here: Path) -> None:
+def test_imported_captures_are_revisited_when_due(here: Path) -> None:
     """With a date of their last visit: one that is older than the time between visits is due at once."""
     (here / "index.cdxj").write_text(
         'x)/old 20200101000000 {"url": "http://x.example/old", "status": "200"}\n'
@@ -283,9 +285,7 @@ VALUES = {
 }
 
 
-def test_values_that_json_does_not_know_come_over_as_text_and_lists_and_it_is_said(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_converts_values_that_json_lacks_and_reports_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobdir(
         [
             pickle.dumps(scrapy.Request(f"http://a.example/{number}", meta=cast(Any, meta)).to_dict(), 4)
@@ -304,7 +304,7 @@ def test_values_that_json_does_not_know_come_over_as_text_and_lists_and_it_is_sa
     assert "left out: http://a.example/2: meta['raw'] is binary data" in said
 
 
-def test_values_come_over_into_the_job_of_a_project_as_they_are_and_options_are_taken_up(here: Path) -> None:
+def test_import_into_a_scrapy_job_keeps_values_and_applies_options(here: Path) -> None:
     from gossamer.scrapy.requests import restore
 
     project_of_its_own(here)
@@ -318,7 +318,7 @@ def test_values_come_over_into_the_job_of_a_project_as_they_are_and_options_are_
     assert restore(queued["http://a.example/"], Shop()).meta == VALUES
 
 
-def test_a_queue_of_scrapy_redis_becomes_pages_of_a_job(
+def test_import_of_a_scrapy_redis_queue(
     store: redis.Redis, redis_server: RedisServer, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """H56."""
@@ -338,7 +338,7 @@ def test_a_queue_of_scrapy_redis_becomes_pages_of_a_job(
     assert "it contains more than plain values" in said
 
 
-def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_has_seen(
+def test_import_from_scrapy_redis_skips_seen_requests(
     store: redis.Redis, redis_server: RedisServer, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gossamer.scrapy.requests import ScrapyRedisFingerprinter, key_of, restore
@@ -385,9 +385,7 @@ def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_
     asyncio.run(check())
 
 
-def test_requests_of_crawl_spiders_come_over_and_one_that_cannot_is_not_taken_for_fetched(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_imported_request_is_not_marked_as_fetched(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every one of theirs has the text of its link, which lxml made. H56."""
     from gossamer.scrapy.requests import key_of
 
@@ -419,7 +417,7 @@ def test_requests_of_crawl_spiders_come_over_and_one_that_cannot_is_not_taken_fo
 
 
 @pytest.mark.long
-def test_a_jobdir_of_scrapy_is_gone_on_with_and_no_page_is_fetched_twice(here: Path) -> None:
+def test_import_of_a_jobdir_fetches_no_page_twice(here: Path) -> None:
     project = project_of_its_own(here).parents[1]
     with site() as shop:
         arguments = ("-a", f"site={shop.url}/")
@@ -436,7 +434,7 @@ def test_a_jobdir_of_scrapy_is_gone_on_with_and_no_page_is_fetched_twice(here: P
         assert Counter(asked) == {"/": 2, **dict.fromkeys(others, 1)}
 
 
-def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer, here: Path) -> None:
+def test_imported_fingerprints_are_known_in_every_shard(redis_server: RedisServer, here: Path) -> None:
     (here / "done.txt").write_text("".join(f"http://s{number}.example/{number}\n" for number in range(40)))
 
     async def begin() -> None:
@@ -482,7 +480,7 @@ def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer
     asyncio.run(check())
 
 
-def test_a_job_keeps_its_settings_when_more_is_imported(here: Path) -> None:
+def test_second_import_keeps_the_jobs_settings(here: Path) -> None:
     """On a folder, whose own hand at work is not taken for a worker."""
     (here / "some.txt").write_text("http://a.example/1\n")
     (here / "more.txt").write_text("http://a.example/2\n")

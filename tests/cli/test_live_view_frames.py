@@ -52,7 +52,7 @@ def busy(**settings: object) -> tuple[Run, Progress]:
 
 @pytest.mark.parametrize("width", [20, 39, 79, 200])
 @pytest.mark.parametrize("height", [1, 5, 12, 40])
-def test_a_frame_fits_and_cannot_be_broken_by_what_it_shows(width: int, height: int) -> None:
+def test_frame_fits_the_terminal_with_any_content(width: int, height: int) -> None:
     _, progress = busy(max_pages=100)
     rows = frame(progress, width, height)
     assert 1 <= len(rows) <= height
@@ -62,7 +62,7 @@ def test_a_frame_fits_and_cannot_be_broken_by_what_it_shows(width: int, height: 
     assert all(line.text.isprintable() for line in plain)
 
 
-def test_a_frame_tells_what_goes_on() -> None:
+def test_frame_shows_progress() -> None:
     _, progress = busy(max_pages=100)
     text = "\n".join(row.plain for row in frame(progress, 79, 40))
     for word in (
@@ -81,7 +81,7 @@ def test_a_frame_tells_what_goes_on() -> None:
     assert "[bold red]" in text
 
 
-def test_colours_come_from_us_alone() -> None:
+def test_only_our_own_colors_are_emitted() -> None:
     _, progress = busy()
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
     text = "".join(line.text for line in rendered(frame(progress, 199, 40), console))
@@ -89,7 +89,7 @@ def test_colours_come_from_us_alone() -> None:
     assert "\\x1b[2J" in text
 
 
-def test_a_progress_line_is_one_line_of_words_with_values() -> None:
+def test_progress_is_one_line_of_key_value_pairs() -> None:
     _, progress = busy(max_pages=100)
     head, *words = progress_line(progress).split(" ")
     assert head == "progress"
@@ -100,9 +100,7 @@ def test_a_progress_line_is_one_line_of_words_with_values() -> None:
     assert found["rate"] == "0.5/s"
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.cli.live_view._LINE_SECONDS", 1)
 
     async def listen() -> str:
@@ -118,13 +116,13 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     assert all(line.startswith("progress elapsed=") for line in asyncio.run(listen()).splitlines())
 
 
-def test_the_end_is_told_from_max_pages() -> None:
+def test_eta_from_max_pages() -> None:
     _, progress = busy(max_pages=12)
     # Ten pages are left, at half a page a second.
     assert progress.eta == pytest.approx(20.0)
 
 
-def test_the_end_is_told_from_a_queue_that_shrinks_and_not_from_one_that_grows() -> None:
+def test_eta_from_a_shrinking_queue_only() -> None:
     run = Run()
     progress = Progress(run)
     for queued in (100, 90, 80, 70):
@@ -139,7 +137,7 @@ def test_the_end_is_told_from_a_queue_that_shrinks_and_not_from_one_that_grows()
     assert progress.eta is None
 
 
-def test_a_continuous_crawl_does_not_end_with_its_queue() -> None:
+def test_continuous_crawl_has_no_eta() -> None:
     run = Run(recrawl="table", max_seconds=100.0)
     progress = Progress(run)
     for queued in (100, 50, 0, 0):
@@ -149,7 +147,7 @@ def test_a_continuous_crawl_does_not_end_with_its_queue() -> None:
     assert progress.eta == pytest.approx(80.0)
 
 
-def test_the_counts_are_asked_for_seldom_where_they_are_dear() -> None:
+def test_expensive_counts_are_polled_rarely() -> None:
     class Slow(Run):
         asked = 0
 
@@ -167,7 +165,7 @@ def test_the_counts_are_asked_for_seldom_where_they_are_dear() -> None:
     assert run.asked <= 6
 
 
-def test_a_long_history_keeps_its_shape_in_bounded_space() -> None:
+def test_long_history_has_bounded_size() -> None:
     history = RateHistory()
     pages = 0
     for second in range(100_000):
@@ -180,7 +178,7 @@ def test_a_long_history_keeps_its_shape_in_bounded_space() -> None:
     assert rates[-2] == 0
 
 
-def test_sites_on_hold_are_told_with_their_reason_and_forgotten_in_time() -> None:
+def test_held_sites_are_shown_with_reason_until_they_end() -> None:
     run, _ = busy()
     assert [(site, reason) for site, _, reason in run.stats.holds()] == [("s", "http-404")]
     run.hands.advance(61)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import READ, WRITE, Served, serving
+from service_process import READ, WRITE, Served, serving
 
 from gossamer.clock import ManualClock
 from gossamer.errors import ConfigError
@@ -39,7 +39,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
     )
 
 
-def test_others_reach_it_only_with_a_token_that_cannot_be_guessed(tmp_path: Path) -> None:
+def test_public_address_requires_a_strong_token(tmp_path: Path) -> None:
     """H61."""
     without = run("--host", "0.0.0.0", "--port", "0", cwd=tmp_path)
     assert (without.returncode, "no token is set" in without.stderr) == (2, True)
@@ -56,7 +56,7 @@ def test_others_reach_it_only_with_a_token_that_cannot_be_guessed(tmp_path: Path
     assert read_tokens({}, {"write": path}) == {"write": WRITE}
 
 
-def test_a_token_is_needed_and_one_to_read_does_not_write(served: Served) -> None:
+def test_token_is_required_and_read_token_cannot_write(served: Served) -> None:
     """H61, H68."""
     anybody = httpx.Client(base_url=served.address, trust_env=False)
     assert [anybody.get(path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
@@ -75,7 +75,7 @@ def test_a_token_is_needed_and_one_to_read_does_not_write(served: Served) -> Non
     anybody.close()
 
 
-def test_pages_of_other_sites_may_not_use_it(served: Served) -> None:
+def test_cross_origin_requests_are_rejected(served: Served) -> None:
     """H62: another Origin, a form, text/plain, a name that was made to point here."""
     job = {"job": "x", "urls": ["http://a.example/"]}
     for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
@@ -91,7 +91,7 @@ def test_pages_of_other_sites_may_not_use_it(served: Served) -> None:
     assert not [name for name in own.headers if name.startswith("access-control")]
 
 
-def test_the_browser_runs_nothing_that_is_not_ours(served: Served) -> None:
+def test_content_security_policy_allows_only_own_scripts(served: Served) -> None:
     """H60: no inline script, no other origin, no frame."""
     for path in ("/", "/api", "/nothing", "/metrics"):
         headers = served.client.get(path).headers
@@ -116,13 +116,13 @@ def test_the_browser_runs_nothing_that_is_not_ours(served: Served) -> None:
     ],
     ids=["depth", "objects", "million seeds", "negative", "huge", "concurrency", "path", "dots", "bytes"],
 )
-def test_abuse_is_refused(served: Served, body: bytes, status: int) -> None:
+def test_malformed_bodies_are_rejected(served: Served, body: bytes, status: int) -> None:
     """H63."""
     answer = served.client.post("/api/jobs", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
 
 
-def test_a_body_without_end_is_cut_off(served: Served) -> None:
+def test_oversized_bodies_are_rejected(served: Served) -> None:
     """H63: by its length if that is told, and by what has come if it is not."""
     host, port = served.address.split("/")[2].split(":")
     head = f"POST /api/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {WRITE}\r\n"
@@ -143,7 +143,7 @@ def test_a_body_without_end_is_cut_off(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/jobs/..%2F..%2Fetc", "/api/jobs/%2e%2e", "/..%2f..%2fpyproject.toml", "/%00"])
-def test_no_path_leads_out(served: Served, path: str) -> None:
+def test_path_traversal_is_rejected(served: Served, path: str) -> None:
     """H63."""
     connection = http.client.HTTPConnection(served.address.split("/")[2], timeout=30)
     connection.request("GET", path, headers={"Authorization": f"Bearer {WRITE}"})
@@ -160,14 +160,14 @@ def test_no_path_leads_out(served: Served, path: str) -> None:
     ],
     ids=lambda extra: next(iter(extra)),
 )  # fmt: skip
-def test_nothing_of_the_operators_can_be_named(served: Served, extra: dict[str, object]) -> None:
+def test_submission_cannot_set_operator_settings(served: Served, extra: dict[str, object]) -> None:
     """H64: no module, no path, no proxy, no secret."""
     job = {"job": "x", "urls": ["http://a.example/"], **extra}
     assert served.client.post("/api/jobs", json=job).status_code in (400, 403)
     assert served.get("/api")["spiders"] == ["shop"]
 
 
-def test_a_name_that_is_not_known_comes_with_those_that_are(served: Served) -> None:
+def test_unknown_field_error_lists_known_fields(served: Served) -> None:
     job = served.post("/api/jobs", {"job": "x", "seeds": ["http://a.example/"]}, status=400)
     assert "`seeds`" in job["message"]
     assert "urls" in job["hint"]
@@ -176,7 +176,7 @@ def test_a_name_that_is_not_known_comes_with_those_that_are(served: Served) -> N
     assert "limit" in jobs["hint"]
 
 
-def test_tokens_are_nowhere_to_be_read(served: Served) -> None:
+def test_tokens_never_appear_in_output(served: Served) -> None:
     """H66: not in the log, not in the environment, not in what is answered."""
     served.client.get("/api", headers={"Authorization": f"Bearer {WRITE}x"})
     said = served.log.read_text() + served.get("/metrics") + str(served.get("/openapi.json")) + str(served.get("/api"))
@@ -184,7 +184,7 @@ def test_tokens_are_nowhere_to_be_read(served: Served) -> None:
     assert READ not in said
 
 
-def test_who_asks_too_often_waits_and_others_do_not() -> None:
+def test_rate_limit_is_per_address() -> None:
     clock = ManualClock()
     buckets = RateLimiter(2.0, 10.0, clock=clock, most=3)
     assert [buckets.wait("a") for _ in range(11)] == [0.0] * 10 + [0.5]
@@ -196,7 +196,7 @@ def test_who_asks_too_often_waits_and_others_do_not() -> None:
     assert len(buckets) == 3
 
 
-def test_clients_that_take_nothing_keep_nobody_from_being_served(served: Served) -> None:
+def test_stalled_clients_do_not_block_others(served: Served) -> None:
     """Sixty who listen and never read, and a scraper that asks a thousand times and hangs."""
     host, port = served.address.split("/")[2].split(":")
     head = f"HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {READ}\r\n\r\n"

@@ -28,7 +28,7 @@ from gossamer.storage.request_log import RequestLog, Sent, SentRequest, Tail
 NOW = 1_700_000_000.0
 
 
-def test_a_ring_forgets_what_is_old_and_shows_gaps_as_such() -> None:
+def test_ring_buffer_drops_old_steps_and_reports_gaps() -> None:
     ring = RingBuffer(10, 6)
     for second in range(0, 200, 5):
         ring.add(NOW + second, {"pages": 1})
@@ -42,7 +42,7 @@ def test_a_ring_forgets_what_is_old_and_shows_gaps_as_such() -> None:
     assert ring.read(NOW + 230, 2, counted_since=NOW)[1].pages == [0.0, 0.0]
 
 
-def test_the_past_before_the_first_look_is_unknown_and_not_zero() -> None:
+def test_history_before_the_first_poll_is_unknown() -> None:
     past = TimeSeries()
     past.add(NOW, {"pages": 3})
     assert past.read(1, NOW + 2, 4)[1].pages == [None, None, 3.0, 0.0]
@@ -53,7 +53,7 @@ def sent(url: str, at: float, **more: object) -> Sent:
     return Sent(SentRequest(url=url, at=at, **{"status": 200, "delay": 1.0, **more}), "w")  # type: ignore[arg-type]
 
 
-def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
+def test_interval_counts_from_the_response_and_short_ones_are_found() -> None:
     tally = JobCounters(TimeSeries())
     tally.update([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 1.5), sent("http://b/1", NOW + 1.6)])
     assert (tally.politeness("x").too_short, tally.politeness("x").counted) == (0, 1)
@@ -62,7 +62,7 @@ def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
     assert (found.too_short, found.shortest, found.examples[0].url) == (1, 0.9, "http://a/3?token=***")
 
 
-def test_a_rest_is_told_by_the_workers_own_clock_where_it_knows_it() -> None:
+def test_interval_uses_the_workers_monotonic_clock() -> None:
     """A clock that was set between two requests makes no rest too short, and hides none that was."""
     tally = JobCounters(TimeSeries())
     tally.update([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 0.6, rest=1.0)])
@@ -79,7 +79,7 @@ def row(site: str, **more: object) -> SiteRow:
     return SiteRow(**{**plain, "site": site, "closed": "", "region": "", **more})  # type: ignore[arg-type]
 
 
-def test_a_map_of_any_number_of_sites_is_bounded_and_adds_up() -> None:
+def test_site_map_is_bounded_and_totals_add_up() -> None:
     rows = [row(f"s{n}", queued=n, region=f"r{n % 50}") for n in range(50)]
     rows += [row(f"big{n}", queued=1000 + n, stored=1, region="r0") for n in range(450)]
     found = site_map("x", rows, by="queued", total=60_000)
@@ -101,7 +101,7 @@ def test_a_map_of_any_number_of_sites_is_bounded_and_adds_up() -> None:
     assert [site_state(one) for one in kinds] == ["closed", "held", "failing", "fetching", "waits", "idle"]
 
 
-def test_a_hundred_thousand_failures_and_sites_take_bounded_room() -> None:
+def test_error_statistics_have_bounded_size() -> None:
     tally = JobCounters(TimeSeries())
     tally.update(
         sent(f"http://s{n % 30_000}.example/{n}", NOW + n / 100, status=0, error=f"odd-{n % 300}")
@@ -124,12 +124,12 @@ def test_a_hundred_thousand_failures_and_sites_take_bounded_room() -> None:
         ("http://x/keyboard?keys=2", "http://x/keyboard?keys=2"),
     ],
 )
-def test_what_looks_like_a_secret_is_not_shown(url: str, shown: str) -> None:
+def test_secrets_in_urls_are_masked(url: str, shown: str) -> None:
     """H66."""
     assert masked_url(url) == shown
 
 
-def test_the_tail_gives_every_line_once_torn_ones_never(tmp_path: Path) -> None:
+def test_request_log_tail_returns_complete_lines_once(tmp_path: Path) -> None:
     async def write(trail: RequestLog, *steps: SentRequest) -> None:
         for step in steps:
             trail.note(step)
@@ -165,17 +165,17 @@ def test_the_tail_gives_every_line_once_torn_ones_never(tmp_path: Path) -> None:
         ("http://a/", "http://a/b", False),
     ],
 )
-def test_a_glob_is_for_a_whole_url(glob: str, url: str, fits: bool) -> None:
+def test_glob_matches_a_whole_url(glob: str, url: str, fits: bool) -> None:
     assert bool(re.search(glob_pattern(glob), url)) == fits
 
 
-def test_no_glob_can_be_made_slow() -> None:
+def test_glob_matching_never_backtracks() -> None:
     """H63: what would take a regular expression hours is over before it can be felt; here it is only seen to end."""
     pattern = re.compile(glob_pattern("*a" * 200 + "*b"))
     assert pattern.search("a" * 2048) is None
 
 
-def test_pages_are_found_from_the_newest_back_and_a_search_goes_on(tmp_path: Path) -> None:
+def test_search_returns_newest_pages_first_and_continues(tmp_path: Path) -> None:
     rows = [
         PageRow(url=f"http://{'ab'[n % 2]}.example/{n % 700}", status=404 if n % 10 == 0 else 200, fetched_at=NOW + n)
         for n in range(9000)
@@ -194,7 +194,7 @@ def test_pages_are_found_from_the_newest_back_and_a_search_goes_on(tmp_path: Pat
     assert list(reader.rows(Search(url="http://a.example/"))) == []
 
 
-def test_a_slow_listener_misses_events_and_keeps_nobody_waiting() -> None:
+def test_slow_event_client_misses_events_without_blocking() -> None:
     async def listen() -> tuple[int, bytes, int]:
         hub = EventHub()
         slow, quick = hub.listen(None), hub.listen("x")
@@ -218,7 +218,7 @@ def test_a_slow_listener_misses_events_and_keeps_nobody_waiting() -> None:
     assert clients == 1
 
 
-def test_the_herald_tells_of_ends_stalls_and_errors_once_each(tmp_path: Path) -> None:
+def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
     told = tmp_path / "told"
 
     async def run() -> list[tuple[str, str]]:
@@ -288,7 +288,7 @@ class OneJob:
     is_ending = is_starting
 
 
-def test_an_end_that_somebody_asks_for_before_it_is_looked_for_is_told(tmp_path: Path) -> None:
+def test_end_found_by_a_request_is_notified(tmp_path: Path) -> None:
     class Ears:
         """Hears the ends."""
 

@@ -16,7 +16,7 @@ TARGETS = [
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("page", ["/", "/maps/", "/maps/new-pond-1", "/a/b/c?back=/d/"])
-def test_every_spelling_leads_to_the_same_url(target: str, page: str) -> None:
+def test_every_link_form_resolves_to_the_same_url(target: str, page: str) -> None:
     base = urls.join(target, page)
     assert base
     anchors = pages.anchors(base, target, "text")
@@ -26,7 +26,7 @@ def test_every_spelling_leads_to_the_same_url(target: str, page: str) -> None:
         assert urls.join(base, link.attr("href") or "") == target, anchor
 
 
-def test_junk_holds_no_page() -> None:
+def test_junk_links_contain_no_page() -> None:
     base = "http://s1.sim/a"
     for link in turbohtml.parse(pages.junk(3)).select("a[href]"):
         assert urls.join(base, link.attr("href") or "") in (None, base)

@@ -59,7 +59,7 @@ def by_page(spans: list[ReadableSpan]) -> dict[str, dict[str, ReadableSpan]]:
     return found
 
 
-def test_a_page_is_one_trace_from_its_lease_until_it_is_stored(tmp_path: Path) -> None:
+def test_page_is_one_trace_from_lease_to_storage(tmp_path: Path) -> None:
     with small_site() as url:
         port = url.rpartition(":")[2]
         seeds = [f"http://pages.test:{port}/", f"http://pages.test:{port}/secret?token=hushhush"]
@@ -103,7 +103,7 @@ def test_a_page_is_one_trace_from_its_lease_until_it_is_stored(tmp_path: Path) -
     assert (attributes(secret["page"])["gossamer.outcome"], "GET" in secret) == ("skipped", False)
 
 
-def test_pages_that_are_not_sampled_leave_nothing(tmp_path: Path) -> None:
+def test_unsampled_pages_have_no_spans(tmp_path: Path) -> None:
     with SimWeb(sites=2, pages_per_site=5) as web:
         assert crawled(tmp_path, list(web.seeds), ALWAYS_OFF, scope="any") == []
         assert len((tmp_path / "pages.jsonl").read_bytes().splitlines()) == 10
@@ -145,7 +145,7 @@ def collector(*, hangs: bool = False) -> Iterator[tuple[str, list[ExportTraceSer
         thread.join()
 
 
-def test_spans_of_all_workers_go_to_the_collector_and_their_ids_into_the_log(tmp_path: Path) -> None:
+def test_all_workers_export_spans_and_log_trace_ids(tmp_path: Path) -> None:
     with collector() as (endpoint, got), SimWeb(sites=4, pages_per_site=5) as web:
         (tmp_path / "seeds").write_text("\n".join(web.seeds))
         done = gossamer(
@@ -177,7 +177,7 @@ def test_spans_of_all_workers_go_to_the_collector_and_their_ids_into_the_log(tmp
     assert len(asked) >= len(stored)
 
 
-def test_a_collector_that_hangs_holds_no_crawl_up(tmp_path: Path) -> None:
+def test_hanging_collector_does_not_block_a_crawl(tmp_path: Path) -> None:
     with collector(hangs=True) as (endpoint, _), small_site() as url:
         done = gossamer(
             "crawl", url, "--job", "one", *FAST, cwd=tmp_path,
@@ -211,9 +211,7 @@ print(sum(name.startswith("opentelemetry") and sys.modules[name] is not None for
     ],
     ids=["off", "an endpoint for others", "asked for"],
 )
-def test_without_being_asked_for_nothing_of_it_is_loaded(
-    before: str, variables: dict[str, str], code: int, said: str
-) -> None:
+def test_tracing_is_not_imported_unless_enabled(before: str, variables: dict[str, str], code: int, said: str) -> None:
     with small_site() as url:
         script = CHECKED.format(before=before, url=f"{url}/data")
         done = subprocess.run(
@@ -223,7 +221,7 @@ def test_without_being_asked_for_nothing_of_it_is_loaded(
     assert said in done.stderr
 
 
-def test_variables_that_say_nothing_usable_are_refused() -> None:
+def test_invalid_otel_variables_are_rejected() -> None:
     assert enabling_variable({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}) == ""
     assert (
         enabling_variable({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})

@@ -50,7 +50,7 @@ def stored_again(request: scrapy.Request) -> scrapy.Request:
     return restore(store(request, SPIDER, key=1), SPIDER)
 
 
-def test_every_field_of_a_request_comes_back_as_it_was() -> None:
+def test_every_request_field_round_trips() -> None:
     """H58."""
     request = scrapy.Request(
         "http://shop.example/a?b=ä#part",
@@ -90,7 +90,7 @@ def test_every_field_of_a_request_comes_back_as_it_was() -> None:
     ],
     ids=repr,
 )
-def test_requests_of_other_classes_and_schemes_come_back_as_they_were(request_: scrapy.Request) -> None:
+def test_request_subclasses_and_other_schemes_round_trip(request_: scrapy.Request) -> None:
     again = stored_again(request_)
     assert type(again) is type(request_)
     assert again.to_dict(spider=SPIDER) == request_.to_dict(spider=SPIDER)
@@ -103,28 +103,28 @@ def test_requests_of_other_classes_and_schemes_come_back_as_they_were(request_: 
         ({"callback": Shop().parse}, "callback is Shop.parse, not a method of the spider 'shop'"),
         ({"errback": print}, "errback is print"),
         ({"meta": {"a": [1, {"b": lambda: 1}]}}, "meta['a'][1]['b'] is the function"),
-        ({"meta": {"spider": SPIDER}}, "meta['spider'] is a test_scrapy_storing.Shop"),
-        ({"cb_kwargs": {"colour": Colour.RED}}, "cb_kwargs['colour'] is a test_scrapy_storing.Colour"),
+        ({"meta": {"spider": SPIDER}}, "meta['spider'] is a test_scrapy_serialization.Shop"),
+        ({"cb_kwargs": {"colour": Colour.RED}}, "cb_kwargs['colour'] is a test_scrapy_serialization.Colour"),
         ({"meta": {"text": "half \ud800"}}, "meta['text'] contains a lone surrogate"),
         ({"cookies": {"a": object()}}, "cookies['a'] is a builtins.object"),
     ],
 )
-def test_what_cannot_be_stored_is_named(fields: dict[str, Any], words: str) -> None:
+def test_unserializable_value_is_named(fields: dict[str, Any], words: str) -> None:
     """H58."""
     with pytest.raises(Unstorable) as refused:
         store(scrapy.Request("http://shop.example/x", **fields), SPIDER, key=1)
     assert str(refused.value).startswith("<GET http://shop.example/x>: ")
-    assert words.replace("test_scrapy_storing", __name__) in str(refused.value)
+    assert words.replace("test_scrapy_serialization", __name__) in str(refused.value)
 
 
-def test_a_circle_in_meta_is_refused() -> None:
+def test_circular_meta_is_rejected() -> None:
     circle: list[Any] = []
     circle.append(circle)
     with pytest.raises(Unstorable, match="nested too deeply"):
         store(scrapy.Request("http://shop.example/", meta={"circle": circle}), SPIDER, key=1)
 
 
-def test_no_class_is_imported_for_what_a_store_holds() -> None:
+def test_no_class_is_imported_from_stored_data() -> None:
     """H59. A path in the store leads only to classes that the project has loaded, and of the right kind."""
     assert "antigravity" not in sys.modules
     for path in ("antigravity.Thing", "subprocess.Popen", "scrapy.Item"):
@@ -137,13 +137,13 @@ def test_no_class_is_imported_for_what_a_store_holds() -> None:
         restore(msgspec.structs.replace(kept, body=requests.pack({"callback": "gone"})), SPIDER)
 
 
-def test_keys_tell_requests_apart_that_must_not_be_filtered() -> None:
+def test_unfiltered_requests_have_unique_keys() -> None:
     keys = {key_of(b"s" * 16, b"f" * 20), key_of(b"s" * 16, b"f" * 20, b"1"), key_of(b"t" * 16, b"f" * 20)}
     assert len(keys) == 3
     assert all(0 <= key < 2**63 for key in keys)
 
 
-def test_a_body_of_five_megabytes_comes_through_every_store(
+def test_body_of_five_megabytes_round_trips_on_every_frontier(
     redis_server: RedisServer,
     postgres_server: SqlServer,
     maria_server: SqlServer,
@@ -176,7 +176,7 @@ def test_a_body_of_five_megabytes_comes_through_every_store(
         assert again.method == "POST"
 
 
-def test_a_process_that_joins_changes_no_setting_of_the_job(
+def test_joining_process_keeps_the_jobs_settings(
     redis_server: RedisServer,
     postgres_server: SqlServer,
     maria_server: SqlServer,
@@ -204,7 +204,7 @@ def test_a_process_that_joins_changes_no_setting_of_the_job(
         assert asyncio.run(delays(url)) == [3, 3, 3, 3], url
 
 
-def test_it_says_which_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scrapy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gossamer.errors import ConfigError
 
     for name in [name for name in sys.modules if name.startswith("gossamer.scrapy")]:

@@ -11,14 +11,14 @@ from gossamer.logs import LogFormatter, plain
 
 
 @given(st.text())
-def test_whatever_comes_in_nothing_that_commands_comes_out(text: str) -> None:
+def test_terminal_control_sequences_are_removed(text: str) -> None:
     shown = plain(text)
     assert shown.isprintable()
     assert len(shown.splitlines()) <= 1
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S", "Mn"))))
-def test_text_of_any_script_stays_as_it_is(text: str) -> None:
+def test_text_in_any_script_is_unchanged(text: str) -> None:
     assert plain(text) == text
 
 
@@ -26,7 +26,7 @@ def test_escapes_are_shown_as_text() -> None:
     assert plain("a\x1b]0;x\x07b\r\nERROR \u202e\x9b2J") == r"a\x1b]0;x\x07b\r\nERROR \u202e\x9b2J"
 
 
-def test_long_text_is_cut() -> None:
+def test_long_text_is_truncated() -> None:
     assert plain("x" * 100, 10) == "xxxxxxxxx…"
 
 
@@ -59,7 +59,7 @@ def test_sizes_are_readable(count: float, text: str) -> None:
     assert console.size(count) == text
 
 
-def test_a_sparkline_reaches_from_nothing_to_the_largest() -> None:
+def test_sparkline_spans_zero_to_maximum() -> None:
     assert console.sparkline([0, 50, 100]) == "▁▄█"
     assert console.sparkline([0, 0]) == "▁▁"
     assert console.sparkline([]) == ""

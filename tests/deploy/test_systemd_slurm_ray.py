@@ -86,7 +86,7 @@ def started(unit: str, **words: str) -> str:
     return line.replace("\0", "%").replace(INSTALLED, "gossamer")
 
 
-def test_systemd_finds_no_fault_with_the_units(tmp_path: Path) -> None:
+def test_systemd_verifies_the_units(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed: the units are not checked by it (scripts/services installs it)")
     files = []
@@ -99,7 +99,7 @@ def test_systemd_finds_no_fault_with_the_units(tmp_path: Path) -> None:
     assert [line for line in said.splitlines() if str(tmp_path) in line or "gossamer" in line] == []
 
 
-def test_every_service_ends_in_good_order_and_has_few_rights() -> None:
+def test_every_unit_stops_gracefully_and_is_sandboxed() -> None:
     services = [unit for unit in UNITS if unit.suffix == ".service"]
     assert len(services) == 3
     for unit in services:
@@ -116,7 +116,7 @@ def test_every_service_ends_in_good_order_and_has_few_rights() -> None:
         assert INSTALLED in text
 
 
-def test_the_units_worker_is_ready_and_ends_well_on_sigterm(environment: dict[str, str], tmp_path: Path) -> None:
+def test_worker_unit_becomes_ready_and_stops_on_sigterm(environment: dict[str, str], tmp_path: Path) -> None:
     environment |= {"GOSSAMER_FRONTIER": f"folder:{tmp_path / 'frontier'}"}
     environment |= {"CRAWL_JOB": "crawl", "RUNTIME_DIRECTORY": str(tmp_path)}
     line = started("gossamer-worker@.service", i="7", H="machine")
@@ -139,7 +139,7 @@ def test_the_units_worker_is_ready_and_ends_well_on_sigterm(environment: dict[st
         worker.wait()
 
 
-def test_the_units_crawl_keeps_a_job_for_each_day(environment: dict[str, str], web: SimWeb, tmp_path: Path) -> None:
+def test_crawl_unit_creates_a_job_per_day(environment: dict[str, str], web: SimWeb, tmp_path: Path) -> None:
     (tmp_path / "seeds.txt").write_text(web.seeds[0] + "\n", "utf-8")
     (tmp_path / "gossamer.toml").write_text("delay = 0\nallow_private = true\nmax_pages = 3\n", "utf-8")
     state = tmp_path / "state"
@@ -151,7 +151,7 @@ def test_the_units_crawl_keeps_a_job_for_each_day(environment: dict[str, str], w
     assert len((job / "pages.jsonl").read_text("utf-8").splitlines()) == 3
 
 
-def test_tasks_of_slurm_share_a_crawl(environment: dict[str, str], tmp_path: Path) -> None:
+def test_slurm_tasks_share_a_crawl(environment: dict[str, str], tmp_path: Path) -> None:
     srun = tmp_path / "tools" / "srun"
     srun.write_text(SRUN, "utf-8")
     srun.chmod(0o755)
@@ -175,7 +175,7 @@ echo "$*" >>asked
 """
 
 
-def test_a_package_that_cannot_be_had_keeps_no_other_out(tmp_path: Path) -> None:
+def test_unavailable_package_does_not_block_others(tmp_path: Path) -> None:
     """On a machine that has nothing yet, and whose lists know no fish."""
     for name, text in (("apt-get", APT), ("id", "#!/bin/sh\necho 0\n"), ("ls", "#!/bin/sh\nexit 1\n")):
         (tmp_path / name).write_text(text, "utf-8")
@@ -190,7 +190,7 @@ def test_a_package_that_cannot_be_had_keeps_no_other_out(tmp_path: Path) -> None
     assert {"zsh", "chromium", "redis-server"} <= {line.split()[-1] for line in asked if line.startswith("install")}
 
 
-def test_the_shell_scripts_have_no_fault_that_a_linter_finds() -> None:
+def test_shellcheck_passes() -> None:
     """That of Slurm, and those of the project."""
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed: shell scripts are not checked (scripts/services installs it)")
@@ -201,7 +201,7 @@ def test_the_shell_scripts_have_no_fault_that_a_linter_finds() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_batch_script_wants_to_know_where_the_frontier_is(environment: dict[str, str], tmp_path: Path) -> None:
+def test_batch_script_requires_the_frontier(environment: dict[str, str], tmp_path: Path) -> None:
     script = ROOT / "deploy" / "slurm" / "workers.sbatch"
     done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode != 0
@@ -215,7 +215,7 @@ def block(page: str, title: str) -> str:
     return found[1]
 
 
-def test_the_steps_of_the_workflow_crawl(environment: dict[str, str], web: SimWeb, tmp_path: Path) -> None:
+def test_workflow_steps_run_a_crawl(environment: dict[str, str], web: SimWeb, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (work / "news.py").write_text(
@@ -245,7 +245,7 @@ def test_the_steps_of_the_workflow_crawl(environment: dict[str, str], web: SimWe
     assert seconds + 300 <= 60 * job["timeout-minutes"]
 
 
-def test_the_task_of_ray_is_python_and_starts_a_worker() -> None:
+def test_ray_task_starts_a_worker() -> None:
     code = block("run-on-ray.md", "ray_workers.py")
     compile(code, "ray_workers.py", "exec")
     assert '"-m", "gossamer", "worker", frontier, "--job", job, "--name"' in code

@@ -102,7 +102,7 @@ def counts(url: str) -> Counts:
 @pytest.mark.skipif(
     not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
 )
-def test_start_requests_that_redis_forgets_are_stored_again() -> None:
+def test_start_requests_lost_by_redis_are_stored_again() -> None:
     with RedisServer(**LOGGED) as server, courier(server.url) as (sender, told):
         sender.send(start_requests(1, 5))
         until(lambda: told.stored == 1)
@@ -119,7 +119,7 @@ def test_start_requests_that_redis_forgets_are_stored_again() -> None:
 
 
 @pytest.mark.skipif(not PostgresServer.is_there(), reason="PostgreSQL is not installed")
-def test_a_fail_over_that_no_call_notices_empties_the_memory_of_what_was_sent() -> None:
+def test_unnoticed_fail_over_clears_the_sent_keys() -> None:
     with PostgresPair() as pair, courier(pair.url) as (sender, told):
         sender.send(start_requests(1, 5))
         until(lambda: told.stored == 1)
@@ -141,7 +141,7 @@ def test_a_fail_over_that_no_call_notices_empties_the_memory_of_what_was_sent() 
     not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_scrapy_processes_on_servers_that_forget_lose_no_page(tmp_path: Path, seed: int) -> None:
+def test_scrapy_processes_lose_no_page_when_servers_lose_data(tmp_path: Path, seed: int) -> None:
     choose, delay = choices(seed), 0.2
     with chain_web(500, hosts=50, seed=seed) as web, logged_servers(1 + seed % 2) as servers:
         options = []

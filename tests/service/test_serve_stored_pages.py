@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from served import Served, serving
+from service_process import Served, serving
 
 from gossamer.clock import SystemClock
 from gossamer.frontier.embedded.sqlite import open_sqlite
@@ -69,7 +69,7 @@ def searched(served: Served, job: str, sinks: str) -> None:
     assert found(site="example") == found(status=404) == [], sinks
 
 
-def test_a_page_is_found_in_every_store_that_keeps_files(tmp_path: Path) -> None:
+def test_pages_are_found_in_every_file_based_sink(tmp_path: Path) -> None:
     for number, sinks in enumerate(STORES):
         stored(tmp_path / "crawls" / f"j{number}", sinks)
     stored(tmp_path / "crawls" / "nowhere", "jsonl")

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from subprocess import run
 
-from served import serving
+from service_process import serving
 
 from gossamer.lab.simweb.process import SimWeb
 
 
-def test_pages_that_were_cut_are_counted_by_limit(tmp_path: Path) -> None:
+def test_truncated_pages_are_counted_by_limit(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=12, seed=3) as web:
         (seed,) = web.seeds
         command = [sys.executable, "-m", "gossamer", "crawl", seed, "--job", str(tmp_path / "crawls/shop")]

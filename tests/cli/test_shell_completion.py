@@ -62,7 +62,7 @@ def test_bash_completes_commands_options_values_and_jobs(folder: Path) -> None:
     assert done.stdout.splitlines() == ["resume report replay repair", "shoes shop", "body text"], done.stderr
 
 
-def test_fish_completes_commands_with_what_they_do_values_and_jobs(folder: Path) -> None:
+def test_fish_completes_commands_values_and_jobs(folder: Path) -> None:
     needs("fish")
     completions = folder / ".config" / "fish" / "completions"
     completions.mkdir(parents=True)

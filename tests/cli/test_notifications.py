@@ -28,7 +28,7 @@ class Hook(BaseHTTPRequestHandler):
         """Nothing is said."""
 
 
-def test_a_hook_and_a_command_are_told_of_the_end(tmp_path: Path) -> None:
+def test_webhook_and_command_are_notified_of_the_end(tmp_path: Path) -> None:
     with small_site() as url, ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
         server.told = []  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -42,7 +42,7 @@ def test_a_hook_and_a_command_are_told_of_the_end(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "told").read_text()) == told
 
 
-def test_nobody_there_to_be_told_costs_nothing_but_a_warning(tmp_path: Path) -> None:
+def test_unreachable_webhook_only_logs_a_warning(tmp_path: Path) -> None:
     with small_site() as url:
         gone = f"http://me:hush@127.0.0.1:{free_port()}/x?key=hush"
         words = ("--notify", gone, "--notify", "exec:false")
@@ -59,17 +59,17 @@ def looks(*rows: tuple[float, int, int, bool]) -> list[list[str]]:
     return [[word for word, _ in judge.events(RunSample(*row))] for row in rows]
 
 
-def test_a_stall_is_told_once_and_again_after_it_went_on() -> None:
+def test_stall_is_notified_once_per_stall() -> None:
     assert looks(
         (0, 0, 0, True), (59, 0, 0, True), (60, 0, 0, True), (200, 0, 0, True), (201, 1, 0, True), (262, 1, 0, True)
     ) == [[], [], ["stalled"], [], [], ["stalled"]]
 
 
-def test_waiting_for_a_delay_or_a_person_is_no_stall() -> None:
+def test_waiting_for_a_delay_or_a_pause_is_no_stall() -> None:
     assert looks((0, 0, 0, False), (1000, 0, 0, False), (1059, 0, 0, True)) == [[], [], []]
 
 
-def test_many_errors_are_told_once_until_it_is_better() -> None:
+def test_high_error_rate_is_notified_once_until_it_recovers() -> None:
     assert looks(
         (0, 0, 0, True),
         (5, 40, 40, True),

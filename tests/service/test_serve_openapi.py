@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import WRITE, Served, serving
+from service_process import WRITE, Served, serving
 
 # Crawls of what is asked for there would go out into the network: whatever name it has, it leads to nobody.
 NOWHERE = ("--resolve", "*=127.0.0.1", "--most", "2", "--rate", "100000", "--max-pages", "1", "--fetch-seconds", "1")
@@ -26,7 +26,7 @@ def examine(served: Served, folder: Path, *options: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_requests_made_from_the_description_find_nothing(tmp_path: Path) -> None:
+def test_schema_based_fuzzing_finds_no_failures(tmp_path: Path) -> None:
     with serving(tmp_path, *NOWHERE) as served:
         said = examine(served, tmp_path, "--phases", "coverage,fuzzing", "-n", "20")
         assert re.search(r"\d+ generated, \d+ passed", said)

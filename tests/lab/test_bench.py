@@ -15,7 +15,7 @@ from gossamer.lab.plan import read_figures
 from gossamer.testing.servers import RedisServer
 
 
-def test_a_store_is_weighed_and_left_as_it_was(redis_server: RedisServer) -> None:
+def test_measuring_a_store_leaves_it_unchanged(redis_server: RedisServer) -> None:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
         store.set("mine", "stays")
