@@ -1,4 +1,4 @@
-"""Who is compared: how each is started for a shape, and what it says of itself."""
+"""The compared crawlers: their commands for each shape, and their properties."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PLAIN = MEMORY_ONLY - {"tls"}
 
 
 class Scene(NamedTuple):
-    """Where one crawl takes place."""
+    """Files and settings of one crawl."""
 
     web: SimWeb | LinkedWeb
     folder: Path
     shape: Shape
     program: Path
-    """What the contender's environment has to run it."""
+    """The crawler's program in its environment."""
 
     @property
     def seeds(self) -> Path:
@@ -36,7 +36,7 @@ class Scene(NamedTuple):
         return self.folder / "pages.jsonl"
 
     def outputs(self) -> list[Path]:
-        """All files that pages may be in."""
+        """All possible output files."""
         return [*self.folder.glob("pages.jsonl*"), *self.folder.glob("job/pages*.jsonl")]
 
 
@@ -45,18 +45,18 @@ class Contender(NamedTuple):
 
     name: str
     environment: str
-    """Its name in _peers.py; empty: this one."""
+    """Its name in _peers.py; empty for Gossamer."""
     command: Callable[[Scene, str], list[str]]
-    """From the scene and the address of a Redis."""
+    """Builds the command from the scene and the address of a Redis server."""
     shapes: frozenset[str] = ALL
     base: str = "gossamer"
-    """What its CPU is set beside."""
+    """The crawler to compare its CPU with."""
     needs_redis: bool = False
     resumes: bool = False
     stores_files: bool = False
-    """It keeps bodies and nothing else: what the server has answered counts as stored."""
+    """Whether it stores only bodies; then every response of the server counts as stored."""
     may_fail: bool = False
-    """Its exit code says nothing: wget2's is that of any page that failed."""
+    """Whether to ignore its exit code; wget2 fails if any page failed."""
 
 
 def gossamer(scene: Scene, redis_url: str, *, workers: int = 1) -> list[str]:

@@ -1,4 +1,4 @@
-"""Crawls by a fleet on Redis as the benchmarks run them: real processes, their CPU, and what they made of the web."""
+"""Fleet crawls on Redis for the benchmarks: real processes, their CPU, and checks of their output."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ DEADLINE_SECONDS = 1800.0
 
 
 class Crawl(NamedTuple):
-    """What one crawl cost, and what became of the pages."""
+    """CPU, lost and repeated pages, and rate of one crawl."""
 
     cpu_seconds: float
-    """Of all processes, without Redis."""
+    """CPU seconds of all processes without Redis."""
     redis_seconds: float
     pages: int
-    """Different ones that were stored."""
+    """Number of distinct stored pages."""
     lost: int
-    """Pages of the web that stand in no output."""
+    """Pages of the web that are in no output."""
     unanswered: int
-    """Of the lost ones, those that the web never answered."""
+    """Lost pages for which the web never sent a response."""
     repeated: int
-    """Fetches of a page beyond the first."""
+    """Repeated fetches of pages."""
     rate: float
-    """Pages a second from the first request to the last."""
+    """Pages per second from the first request to the last."""
 
     @property
     def cost(self) -> float:
-        """CPU milliseconds a page, Redis included."""
+        """CPU milliseconds per page, including Redis."""
         return (self.cpu_seconds + self.redis_seconds) / max(1, self.pages) * 1000
 
 
 def machine(server: RedisServer) -> str:
-    """What the figures were measured on."""
+    """Description of the machine and the versions."""
     with redis.Redis.from_url(server.url) as store:
         version = store.info("server")["redis_version"]
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, Redis {version}"
 
 
 def process_seconds(pid: int, *, ended: bool = False) -> float:
-    """CPU of one process so far, by the kernel's account, or with its `ended` children; 0 once it is gone."""
+    """CPU seconds of a process so far, optionally with its `ended` children; 0 once it has exited."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -76,12 +76,12 @@ def children(pid: int) -> list[int]:
 
 
 def requests(web: SimWeb) -> int:
-    """How many requests the web has logged."""
+    """Number of requests in the web's log."""
     return web.log_path.read_bytes().count(b"\n") if web.log_path.exists() else 0
 
 
 def until(condition: Callable[[], object], *running: subprocess.Popen[bytes]) -> None:
-    """Wait for a condition; a process that ends before it, or no progress for long, ends the benchmark."""
+    """Wait for a condition; fails if a process exits before, or without progress for long."""
     end = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         if time.monotonic() > end or any(process.poll() is not None for process in running):
@@ -90,7 +90,7 @@ def until(condition: Callable[[], object], *running: subprocess.Popen[bytes]) ->
 
 
 class Account:
-    """The CPU of a block: of the children that end in it, and of a Redis that goes on."""
+    """Measures the CPU of a block: children that exit in it, and a running Redis server."""
 
     def __init__(self, server: RedisServer) -> None:
         self._pid = server.pid
@@ -98,7 +98,7 @@ class Account:
         self._children = resource.getrusage(resource.RUSAGE_CHILDREN)
 
     def crawl(self, web: SimWeb, outputs: Iterable[Path]) -> Crawl:
-        """Close the account, and judge the crawl by what it stored and by the web's log."""
+        """Stop measuring, and check the crawl against its output and the web's log."""
         now, served = resource.getrusage(resource.RUSAGE_CHILDREN), process_seconds(self._pid)
         cpu = now.ru_utime - self._children.ru_utime + now.ru_stime - self._children.ru_stime
         stored = {url for path in outputs for url in urls(path)}
@@ -118,7 +118,7 @@ class Account:
 
 
 def urls(path: Path) -> Counter[str]:
-    """The good pages in a file of JSON lines; a line that a kill cut off does not count."""
+    """The fetched pages in a JSON Lines file, without a truncated last line."""
     found: Counter[str] = Counter()
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
@@ -131,14 +131,14 @@ def urls(path: Path) -> Counter[str]:
 
 
 def rate(log: list[SimRequest]) -> float:
-    """Pages a second from the first request to the last answer."""
+    """Pages per second from the first request to the last response."""
     if len(log) < 2:
         return 0.0
     return len(log) / (max(entry.finished_at for entry in log) - log[0].arrived_at)
 
 
 def start(web: SimWeb, folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    """A Gossamer crawl of the whole web, as a command."""
+    """The command of a Gossamer crawl of the whole web."""
     seeds = folder / "seeds.txt"
     seeds.write_text("\n".join(web.seeds))
     command = [
@@ -149,7 +149,7 @@ def start(web: SimWeb, folder: Path, *options: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a crawl's end; a failed one ends the benchmark, and an interrupt ends the crawl first."""
+    """Wait for a crawl to end; a failure ends the benchmark, and an interrupt stops the crawl first."""
     try:
         code = process.wait(DEADLINE_SECONDS)
     except BaseException:

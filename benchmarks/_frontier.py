@@ -1,4 +1,4 @@
-"""What the benchmarks of the frontiers share: the same URLs and pages, and CPU time of client, memory and server."""
+"""Shared by the frontier benchmarks: URLs, pages, and measurement of client and server CPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gossamer.model import Lease, Outcome, Request
 LINKS, NEW, BATCH, SITES = 50, 0.15, 64, 1000
 CASES = ("all", "cached", "new")
 HOT_URLS, HOT = 50_000, 0.8
-"""What a crawl of the web found of its links: a memory of so many URLs knew this share of those that had been seen
-(Broder, Najork and Wiener, Efficient URL caching for World Wide Web crawling, 2003)."""
+"""Cache size in URLs -> hit rate for links that were seen before, measured in a crawl of the web (Broder, Najork, and
+Wiener, Efficient URL caching for World Wide Web crawling, 2003)."""
 WORDS = ["".join(random.Random(number).choices("abcdefghiklmnoprstu", k=3 + number % 7)) for number in range(2000)]
 
 
 def request(secret: bytes, number: int, site: int | None = None) -> Request:
-    """A URL of about 60 characters, with random words: counted ones would compress far better than real ones."""
+    """A URL of about 60 characters, with random words, because numbered ones compress far better than real ones."""
     if site is None:
-        # A tenth of the sites has half of the URLs: no two grow alike.
+        # A tenth of the sites has half of the URLs.
         site = int(SITES * (number * 0.6180339887 % 1.0) ** 3.3)
     host = f"www.site-{site:04d}.example"
     one, two = WORDS[number * 7919 % 2000], WORDS[number * 104_729 // 2000 % 2000]
@@ -36,7 +36,7 @@ def request(secret: bytes, number: int, site: int | None = None) -> Request:
 
 
 def done(lease: Lease, key: int, links: tuple[Request, ...] = (), *, again_in: float | None = None) -> Outcome:
-    """What became of a page; with `again_in`, what a visit leaves for the next one too."""
+    """The outcome of a page; with `again_in`, including the state for the next visit."""
     state = None
     if again_in is not None:
         chance = random.Random(key)
@@ -51,13 +51,13 @@ def done(lease: Lease, key: int, links: tuple[Request, ...] = (), *, again_in: f
 
 
 def machine() -> str:
-    """What runs this, and how busy it is with other things."""
+    """Description of the machine, with its load average."""
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load}"
 
 
 class Cost(NamedTuple):
-    """Microseconds a page. `memory` is the part of the client's that its memory of known keys takes."""
+    """Microseconds per page. `memory` is the client's share for its cache of known keys."""
 
     client: float
     memory: float
@@ -98,7 +98,7 @@ class Pages:
         self._known = self._following = 0
 
     async def fill(self, known: int) -> None:
-        """Add so many URLs, of which the memory is told, as that of a worker is that was there from the start."""
+        """Add URLs, also to the cache, like a worker that ran from the start."""
         for first in range(self._known, known, 10_000):
             some = [self._request(number) for number in range(first, min(first + 10_000, known))]
             while True:
@@ -106,12 +106,12 @@ class Pages:
                     await self._frontier.add(some)
                     break
                 except Unavailable:
-                    # A server that got no core for long; adding again what is known changes nothing.
+                    # The server was slow; adding known requests again changes nothing.
                     await asyncio.sleep(1)
             self._recent.update(one.key for one in some)
         self._known = self._following = known
         if self._even_sites:
-            # As many leases as bring a batch of pages, where a site has fewer of them than one lease may hold.
+            # Lease enough lanes for a batch of pages, if sites have fewer pages than a lease can hold.
             self._leases = max(2, BATCH // max(1, known // self._even_sites))
 
     async def rounds(self, case: str, *, pages: int, rounds: int) -> Cost:

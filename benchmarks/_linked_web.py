@@ -1,11 +1,10 @@
-"""A web of densely linked pages, served by a process of its own: many distinct links, no menus that repeat.
+"""A web of densely linked pages in its own process: many distinct links, without repeated menus.
 
     python benchmarks/_linked_web.py SITES PAGES PAGE_BYTES LINKS LOG
 
-Each page follows from its site and number. A sixth of its links goes to pages of other sites, the rest to its own: a
-third of these by their path, two thirds relative to the folder, every other one of those with a fragment. No page is
-linked twice from another. The server prints its port, logs each request as the simulated web does, and ends when stdin
-does.
+Each page is determined by its site and number. A sixth of its links go to pages of other sites, the rest to its own: a
+third of these as paths, two thirds relative to the folder, every other one of those with a fragment. No page links
+twice to another. The server prints its port, logs each request like the simulated web, and ends when stdin closes.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from gossamer.lab.simweb.site import WebPlan
 from gossamer.lab.simweb.words import ADJECTIVES, NOUNS
 
 OTHER_SITES_SHARE = 2 / 13
-"""The part of a page's links that goes to other sites: twelve of 79."""
+"""Share of a page's links to other sites: twelve of 79."""
 _WORDS = (*ADJECTIVES, *NOUNS)
 _TAGS = ("em", "strong", "code", "span")
 
 
 class LinkedWeb:
-    """The web while the block lasts; has what the benchmarks use of `SimWeb`."""
+    """Runs the web during a block; has the parts of `SimWeb` that the benchmarks use."""
 
     def __init__(self, plan: WebPlan) -> None:
         self.plan = plan
@@ -113,7 +112,7 @@ class Pages:
         plan, paths = self._plan, self._paths
         links = plan.links_per_page or 0
         others = int(links * OTHER_SITES_SHARE) if plan.sites > 1 else 0
-        # The children first: so every page can be reached from the first of its site.
+        # Children first, so that every page can be reached from the site's first page.
         targets = dict.fromkeys(plan.children(page))
         rest = [other for other in range(plan.pages_per_site) if other not in targets]
         targets.update(dict.fromkeys(chance.sample(rest, min(len(rest), links - others - len(targets)))))
@@ -136,7 +135,7 @@ class Pages:
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a client: requests without bodies, answered in turn."""
+    """One client connection: requests without bodies, processed in order."""
 
     def __init__(self, plan: WebPlan, pages: Pages, site: int, log: LogWriter) -> None:
         self._plan, self._pages, self._site, self._log = plan, pages, site, log
@@ -171,7 +170,7 @@ def _sentence(chance: random.Random) -> str:
 
 
 async def serve(plan: WebPlan, log_path: Path) -> None:
-    """Serve every site on its loopback address, all at one port, until stdin ends."""
+    """Serve every site on its loopback address, all on one port, until stdin closes."""
     loop = asyncio.get_running_loop()
     log = LogWriter(log_path)
 

@@ -1,4 +1,4 @@
-"""Network namespaces on a bridge, each the machine of one worker; they go away with the block, also on Ctrl-C."""
+"""Network namespaces on a bridge, one per simulated machine; deleted at the end of the block, also on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ip(*words: str) -> str:
 
 
 def are_allowed() -> bool:
-    """Whether this process may make namespaces."""
+    """Whether this process can create namespaces."""
     try:
         ip("netns", "add", f"{PREFIX}{os.getpid()}-probe")
         ip("netns", "delete", f"{PREFIX}{os.getpid()}-probe")
@@ -36,7 +36,7 @@ def are_allowed() -> bool:
 
 
 class Namespaces:
-    """`count` namespaces whose only way out is a bridge to this machine, where `address` is."""
+    """Create `count` namespaces whose only route is a bridge to this machine, which has `address`."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -47,7 +47,7 @@ class Namespaces:
         self.address = f"{self._net}.1"
 
     def __enter__(self) -> Self:
-        # A plain SIGTERM would leave everything behind; as an exception it runs the ends of all blocks.
+        # Turn SIGTERM into an exception, so that all blocks clean up.
         before = signal.signal(signal.SIGTERM, _leave)
         self._undo.callback(signal.signal, signal.SIGTERM, before)
         try:
@@ -102,7 +102,7 @@ class Namespaces:
 
 
 class Relay:
-    """Takes connections at an address of the bridge and leads them to the same port of the loopback."""
+    """Forwards connections to an address of the bridge to the same port on loopback."""
 
     def __init__(self, address: str, port: int) -> None:
         self._address = address
@@ -130,7 +130,7 @@ class Relay:
 
 
 class _Far(asyncio.Protocol):
-    """Our connection to the loopback."""
+    """The connection to loopback."""
 
     def __init__(self, near: _Near) -> None:
         self._near = near
@@ -143,7 +143,7 @@ class _Far(asyncio.Protocol):
 
 
 class _Near(asyncio.Protocol):
-    """A client's connection; what comes before the other one is open waits."""
+    """A client's connection; data is buffered until the other one is open."""
 
     transport: asyncio.Transport
 
@@ -186,7 +186,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _remove_orphans() -> None:
-    """Remove what a run that was killed has left: its namespaces take their devices along, but not the bridge."""
+    """Delete the namespaces and the bridge of a killed run."""
     names = [line.split()[0] for line in ip("netns", "list").splitlines() if line.strip()]
     for name in names:
         owner = name.removeprefix(PREFIX).partition("-")[0]

@@ -1,4 +1,4 @@
-"""The peers' own environments under `.bench/`, each made on first use with the versions that are current then."""
+"""Environments of the other crawlers in `.bench/`, created on first use with the then current versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PYTHON_PACKAGES = {
     "script": "aiohttp selectolax uvloop",
 }
 NODE_PACKAGES = {"spider": "@spider-rs/spider-rs@0.0.157"}
-"""0.0.163, the newest, comes without its program; this one has it for Linux."""
+"""The newest version, 0.0.163, lacks its program; this one contains it for Linux."""
 NATIVE = {
     "spider-native": (
         "spider",
@@ -37,16 +37,16 @@ NATIVE = {
     "floor": ("floor", "cargo build --release", "target/release/floor", "cargo tree --depth 1", "reqwest v"),
     "colly": ("colly", "go build -mod=mod -o crawl .", "crawl", "go list -m all", "colly/v2 v"),
 }
-"""Programs in native/: folder, build, the program, and what lists versions with the words before the one to print."""
+"""Programs in native/: folder, build command, program, and the command and prefix that show its version."""
 SYSTEM_PACKAGES = {"wget2": "wget2"}
 
 
 class NotInstalled(Exception):
-    """A peer that this machine cannot have; says why."""
+    """A crawler that cannot be installed on this machine, with the reason."""
 
 
 def environment(name: str) -> Path:
-    """What runs a peer: the Python of its environment, the folder of its Node modules, or its program."""
+    """The path that runs a crawler: its environment's Python, its folder of Node modules, or its program."""
     if name in SYSTEM_PACKAGES:
         return _program(name)
     if name in NATIVE:
@@ -67,7 +67,7 @@ def environment(name: str) -> Path:
 
 
 def version(name: str) -> str:
-    """The version that is installed."""
+    """The installed version."""
     if name in SYSTEM_PACKAGES:
         return _run(name, "--version").splitlines()[0].split()[2]
     if name in NATIVE:
@@ -82,7 +82,7 @@ def version(name: str) -> str:
 
 
 class Run(NamedTuple):
-    """What one crawl cost."""
+    """Cost of one crawl."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -90,7 +90,7 @@ class Run(NamedTuple):
 
 
 def measure(command: list[str], output: Path) -> Run:
-    """Run a command to its end; CPU of it and all its children, and the pages in its output."""
+    """Run a command; returns the CPU of its process tree and the pages in its output."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
         command, env=own_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
@@ -103,7 +103,7 @@ def measure(command: list[str], output: Path) -> Run:
 
 
 def _built(name: str) -> Path:
-    """The program of a peer whose source is in native/, built from a copy so that the lock file is not left there."""
+    """Build a program from native/, in a copy of the folder, so that no lock file stays there."""
     source, build, program, _, _ = NATIVE[name]
     folder, source_folder = ENVIRONMENTS / "native" / source, SCRIPTS.parent / "native" / source
     built = folder / program

@@ -1,4 +1,4 @@
-"""Pictures of the benchmarks as SVG files: bars that lie beside each other, and lines over a scale of powers of ten."""
+"""SVG charts of the benchmarks: horizontal bars, and lines over a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _LABEL, _ROW = 760, 280, 26
 
 
 class Bar(NamedTuple):
-    """One bar; `is_ours` gives it the colour that is looked for, `note` stands behind its value."""
+    """One bar; `is_ours` highlights it, and `note` follows its value."""
 
     label: str
     value: float
@@ -25,14 +25,14 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line, by its points."""
+    """One line, given by its points."""
 
     label: str
     points: Sequence[tuple[float, float]]
 
 
 def bars(chart: Sequence[Bar], *, title: str, unit: str) -> str:
-    """Bars from the left, in their order, all on one scale of lengths."""
+    """Draw horizontal bars, in the given order, on one scale."""
     top = max((bar.value for bar in chart), default=1.0) or 1.0
     wide = _WIDTH - _LABEL - 150
     parts = [_open(_WIDTH, 44 + _ROW * len(chart), title)]
@@ -49,7 +49,7 @@ def bars(chart: Sequence[Bar], *, title: str, unit: str) -> str:
 
 
 def lines(chart: Sequence[Line], *, title: str, across: str) -> str:
-    """Lines over powers of ten, upwards from nothing."""
+    """Draw lines over a logarithmic x axis, with y from zero."""
     left, right, top, bottom, width, height = 60, 200, 40, 44, _WIDTH, 340
     points = [point for line in chart for point in line.points]
     low, high = floor(min(log10(x) for x, _ in points)), ceil(max(log10(x) for x, _ in points))
@@ -89,6 +89,6 @@ def _open(width: int, height: int, title: str) -> str:
 
 
 def _even(value: float) -> float:
-    """The next number whose quarter is short to write."""
+    """The next round number whose quarter is round too."""
     power = 10.0 ** floor(log10(value))
     return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value)

@@ -1,17 +1,17 @@
-"""A crawl bound by latency over more and more workers, each in namespaces of its own: how it is run and judged.
+"""Scaling of a latency-bound crawl with the number of workers, each in its own namespaces: setup and evaluation.
 
-Every page takes 200 ms, a worker fetches 8 at once, no delay; a site has 30 pages, and there are 80 sites (2,400 pages)
-for each worker. The network of a worker leads to this machine alone, where a relay takes it to the web server. Workers
-join while the job is paused, and it is resumed when all are there: so their start does not count. Two figures of
-each crawl, both from the web server's log:
+Every page takes 200 ms, and a worker fetches 8 pages at once, without delay; a site has 30 pages, and there are 80
+sites (2,400 pages) per worker. A worker's network leads only to this machine, where a relay forwards to the web server.
+Workers join while the job is paused, and it is resumed when all have joined, so their start is not measured. There are
+two results per crawl, both from the web server's log:
 
-  whole    all pages, by the time from the first request to the last answer. A site is fetched page after page, so the
-           last seconds, up to six, go by with fewer pages at once: there are no more sites. The longer the crawl, the
-           less of it they are
-  steady   the pages that were answered in the middle eight tenths of that time, by its length: without start and end
+  whole    all pages, divided by the time from the first request to the last response. A site is fetched page by page,
+           so in the last seconds, up to six, fewer pages are fetched at once. The longer the crawl, the less this
+           matters
+  steady   the pages in the middle 80 % of that time, divided by its length, without start and end
 
-Beside them stand what tells a slow fleet from a slow machine: the cores that the workers took, how long the web server
-took to answer (200 ms, unless it had to wait for a core), and the load average at the end.
+Three more values distinguish a slow fleet from a slow machine: the cores that the workers used, the latency of the web
+server (200 ms, unless it had to wait for a core), and the load average at the end.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ JOB = "scaling"
 
 
 class Speed(NamedTuple):
-    """One crawl, in pages a second."""
+    """Result of one crawl, in pages per second."""
 
     whole: float
     steady: float
     missed: int
     repeated: int
     busy: float
-    """CPU seconds a second of the workers, and of the store if it is a process."""
+    """CPU cores used by the workers, and by the store if it is a process."""
     served: float
-    """Seconds from a request to its answer, by the web server."""
+    """Latency in the web server's log."""
 
 
 class Stage(NamedTuple):
@@ -57,7 +57,7 @@ class Stage(NamedTuple):
     workers: int
 
     def submit(self, url: str, folder: Path) -> None:
-        """Make the job at this frontier, paused."""
+        """Create the job on this frontier, paused."""
         seeds = folder / "seeds.txt"
         seeds.write_text("\n".join(self.web.seeds))
         command(
@@ -68,7 +68,7 @@ class Stage(NamedTuple):
         command(url, "pause", JOB)
 
     def hire(self, url: str) -> list[subprocess.Popen[bytes]]:
-        """Start the workers; their network is all that they can reach the frontier by, unless it is a folder."""
+        """Start the workers in their namespaces."""
         worker = [sys.executable, "-m", "gossamer", "worker", "--job", JOB, "--name"]
         return [
             self.namespaces.start(number, [*worker, f"w{number}"], GOSSAMER_FRONTIER=url)
@@ -76,7 +76,7 @@ class Stage(NamedTuple):
         ]
 
     def run(self, url: str, running: Sequence[subprocess.Popen[bytes]], *, store: Sequence[int] = ()) -> Speed:
-        """Resume the job and see it to its end; `store` are the processes of the frontier."""
+        """Resume the job and wait for its end; `store` are the processes of the frontier."""
 
         def used() -> float:
             return sum(map(process_seconds, (*store, *(process.pid for process in running))))
@@ -99,7 +99,7 @@ class Stage(NamedTuple):
 
 @contextmanager
 def stage(workers: int, pages: int) -> Iterator[Stage]:
-    """Machines and a web for so many workers, with so many pages for each."""
+    """Set up namespaces and a web for the workers, with `pages` pages for each."""
     with (
         Namespaces(workers) as namespaces,
         SimWeb(
@@ -116,7 +116,7 @@ def stage(workers: int, pages: int) -> Iterator[Stage]:
 
 
 def command(url: str, *words: str) -> None:
-    """Do something to the job, as people do."""
+    """Run a command on the job."""
     done = subprocess.run(
         [sys.executable, "-m", "gossamer", *words],
         env={**os.environ, "GOSSAMER_FRONTIER": url},
@@ -129,7 +129,7 @@ def command(url: str, *words: str) -> None:
 
 
 def speeds(log: list[SimRequest]) -> tuple[float, float]:
-    """Pages a second of the whole crawl, and of its middle eight tenths."""
+    """Pages per second of the whole crawl, and of its middle 80 %."""
     first, last = log[0].arrived_at, max(entry.finished_at for entry in log)
     tenth = (last - first) / 10
     middle = [entry for entry in log if first + tenth <= entry.finished_at < last - tenth]
@@ -137,14 +137,14 @@ def speeds(log: list[SimRequest]) -> tuple[float, float]:
 
 
 def compare(title: str, crawl: Callable[[int, int], Speed], machine: Callable[[], str], workers: list[int]) -> None:
-    """Read the options, crawl with each number of workers in turn, and print the table."""
+    """Parse the options, crawl with each number of workers in turn, and print the table."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--workers", type=int, nargs="*", default=workers)
-    parser.add_argument("--pages", type=int, default=2400, help="for each worker")
+    parser.add_argument("--pages", type=int, default=2400, help="pages per worker")
     parser.add_argument("--rounds", type=int, default=1)
     choice = parser.parse_args()
     if not are_allowed():
-        print("left out: network namespaces can be made by root alone")
+        print("skipped: creating network namespaces requires root")
         return
     print(f"{machine()}, load average {os.getloadavg()[0]:.1f}", flush=True)
     found: dict[int, list[Speed]] = {number: [] for number in choice.workers}
@@ -162,7 +162,7 @@ def compare(title: str, crawl: Callable[[int, int], Speed], machine: Callable[[]
 
 
 def _report(found: dict[int, list[Speed]]) -> None:
-    """The table: pages a second, and what part of linear that is."""
+    """Print a table of pages per second, and of their share of linear scaling."""
     least = min(found)
     base = [statistics.median(getattr(speed, name) for speed in found[least]) / least for name in ("whole", "steady")]
     print(f"\n{'workers':>7} {'pages/s':>9} {'of linear':>10} {'steady':>9} {'of linear':>10} {'of the limit':>13}")

@@ -1,4 +1,4 @@
-"""The crawls that contenders are compared by, and the figures that Gossamer aims at in each."""
+"""Crawl shapes for the comparison, with Gossamer's targets for each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
         )
 
     def scaled(self, part: float) -> Shape:
-        """The same with fewer pages: on fewer hosts where each has one."""
+        """The same shape with fewer pages, or fewer hosts if each has one page."""
         name = "sites" if self.plan.pages_per_site == 1 else "pages_per_site"
         count = max(1, round(getattr(self.plan, name) * part))
         return self._replace(plan=msgspec.structs.replace(self.plan, **{name: count}), is_whole=part >= 1)
@@ -72,6 +72,6 @@ AIMS = {
     ("tls", "scrapy"): 3.0,
     ("tls", "crawlee"): 3.0,
 }
-"""How many times Gossamer's CPU a page each should take, at least."""
+"""Minimum ratio of each crawler's CPU per page to Gossamer's."""
 LEVEL = {"aiohttp + selectolax script": 0.9}
-"""Level with it is enough: within a tenth."""
+"""Crawlers that Gossamer should match within 10 %."""

@@ -1,9 +1,9 @@
-"""A web of slow sites on loopback addresses: one page each, answered late, too late, or never.
+"""A web of slow sites on loopback addresses: one page each, with slow, timed-out, or no responses.
 
     python benchmarks/_slow_web.py SITES SCALE
 
-Prints its port and serves until its input ends. Latencies are log-normal around 0.4 s, within 0.05 and 5 s; of a
-hundred sites two break the connection and two never answer. All of it follows from the number of the site.
+Prints its port and serves until stdin closes. Latencies are log-normal around 0.4 s, between 0.05 and 5 s; of a hundred
+sites, two reset the connection and two never respond. Everything is determined by the number of the site.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEDIAN_SECONDS, SPREAD, LEAST_SECONDS, MOST_SECONDS = 0.4, 1.0, 0.05, 5.0
 
 
 def latency_seconds(site: int) -> float | None:
-    """How long a site takes; None: it breaks the connection; infinity: it never answers."""
+    """Latency of a site; None: it resets the connection; infinity: it never responds."""
     chance = random.Random(f"latency {site}")
     fate = chance.random()
     if fate < 0.02:
@@ -36,12 +36,12 @@ def latency_seconds(site: int) -> float | None:
 
 
 def answering(sites: int) -> int:
-    """How many sites give a page."""
+    """Number of sites that return a page."""
     return sum(1 for site in range(sites) if latency_seconds(site) not in (None, float("inf")))
 
 
 class SlowWeb:
-    """The web in a process of its own, while the block lasts; latencies are multiplied by `scale`."""
+    """Runs the web in its own process during a block; latencies are multiplied by `scale`."""
 
     def __init__(self, sites: int, scale: float) -> None:
         self._sites = sites
@@ -94,7 +94,7 @@ async def serve(sites: int, scale: float) -> None:
     await asyncio.start_server(answer, sock=listener)
     print(plan.port, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    # Sites that never answer are still waiting, and would each complain of being ended.
+    # Connections that never get a response would each log an error at exit.
     os._exit(0)
 
 

@@ -1,9 +1,10 @@
-"""What a command and all its descendants cost: run as a process of its own, so that none of them can get away.
+"""CPU and memory of a command and all its descendants, measured by a subreaper process.
 
     python benchmarks/_tally.py RESULT.json COMMAND ...
 
-It adopts the orphans among them, so the CPU of each is counted when it ends, however it ends. SIGUSR1 kills them all
-at once (-9). Memory is the sum of their proportional set sizes, five times a second: what they share counts once.
+It adopts orphans, so the CPU of every process is counted when it exits. SIGUSR1 kills all processes at once with
+SIGKILL. Memory is the sum of their proportional set sizes (PSS), sampled five times per second, so shared memory counts
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def environment() -> dict[str, str]:
-    """Ours, without settings of Gossamer's, and with bytecode that is kept: installed programs have theirs."""
+    """The environment without GOSSAMER_* settings, and with cached bytecode, as in installed programs."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -33,7 +34,7 @@ def environment() -> dict[str, str]:
 
 
 class Cost(NamedTuple):
-    """Of one command, from its start to the end of its last descendant."""
+    """Cost of one command, from its start to the exit of its last descendant."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -42,7 +43,7 @@ class Cost(NamedTuple):
 
 
 class Running:
-    """A command under way, watched by a process of its own."""
+    """A running command, measured by a separate process."""
 
     def __init__(self, command: list[str], result: Path, **variables: str) -> None:
         self._result = result
@@ -59,11 +60,11 @@ class Running:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """End all of its processes at once, as a power cut does."""
+        """Kill all its processes at once."""
         self._process.send_signal(signal.SIGUSR1)
 
     def cost(self, seconds: float) -> Cost | None:
-        """Wait for its end, at most so long: then it is killed, and None comes back."""
+        """Wait for its exit; after the timeout, kill it and return None."""
         try:
             self._process.wait(seconds)
         except BaseException as error:
@@ -76,7 +77,7 @@ class Running:
 
 
 def family(pid: int) -> list[int]:
-    """All descendants of a process, those of its threads too."""
+    """All descendants of a process, including those of its threads."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

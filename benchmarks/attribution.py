@@ -1,10 +1,10 @@
-"""Where the CPU of a crawl goes: functions of the main thread by their own time, in microseconds a page.
+"""CPU profile of a crawl: functions of the main thread by their own time, in microseconds per page.
 
     python benchmarks/attribution.py [--shape links] [--scale 3] [--top 25] [--lines] [--under gossamer/extract]
 
-A timer interrupts the crawl 500 times a second. Each sample adds the CPU time that the thread has used since the one
-before to the Python function that runs; time in C libraries counts for the function that calls them. "Whole" is the
-function with all that it calls. Other threads, such as the client's own, are in the last line only.
+A timer interrupts the crawl 500 times per second. Each sample adds the thread's CPU time since the previous sample to
+the running Python function; time in C libraries counts for their caller. "Whole" is a function including its callees.
+Other threads, such as the HTTP client's, are only in the last line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _IN_CRAWL = "ATTRIBUTION_OUTPUT"
 
 
 class Sampler:
-    """Adds up the CPU time of the main thread by the stacks that it is found in."""
+    """Sums the CPU time of the main thread by stack."""
 
     def __init__(self) -> None:
         self._own: dict[tuple[str, str, int], float] = defaultdict(float)
@@ -50,7 +50,7 @@ class Sampler:
     def _sample(self, _: int, frame: FrameType | None) -> None:
         now = time.thread_time()
         used, self._seen = now - self._seen, now
-        # One that interrupts the sampling of another says nothing about the crawl.
+        # Ignore a sample that interrupts another one.
         if frame is None or frame.f_code is Sampler._sample.__code__:
             return
         self._own[_file(frame), frame.f_code.co_qualname, frame.f_lineno] += used
@@ -61,11 +61,11 @@ class Sampler:
             up = up.f_back
         for caller in callers:
             self._whole[caller] += used
-        # What sampling itself takes belongs to nobody.
+        # Exclude the time of the sampling itself.
         self._seen = time.thread_time()
 
     def write(self, path: Path) -> None:
-        """Stop, and write what was found."""
+        """Stop, and write the result."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         used = resource.getrusage(resource.RUSAGE_SELF)
         found = {
@@ -101,7 +101,7 @@ def sampled() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="links", choices=[*SHAPES, "real"], help="real: the web of real_sites.py")
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the pages of the shape")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the shape's pages")
     parser.add_argument("--top", type=int, default=25)
     parser.add_argument("--lines", action="store_true", help="each line on its own, not each function")
     parser.add_argument("--under", default="", help="only functions of files with this in their path")

@@ -1,9 +1,9 @@
-"""Memory and processes of a worker with a browser, over 1,000 pages whose content is made by scripts.
+"""Memory and processes of a worker with a browser, over 1,000 pages with content from scripts.
 
     python benchmarks/browser.py [--pages 1000] [--tabs 4] [--hostile 50]
 
-Every page loads a shared script and its own data, builds 200 elements with links, and leaves timers and 5 MB of garbage
-behind. One page in `--hostile` never ends, or takes memory without end; half-way a browser is killed from outside.
+Every page loads a shared script and its own data, creates 200 elements with links, and leaves timers and 5 MB of
+garbage. One page in `--hostile` runs forever, or allocates memory forever; half-way, a browser is killed externally.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pages", type=int, default=1000)
     parser.add_argument("--tabs", type=int, default=4)
-    parser.add_argument("--hostile", type=int, default=50, help="One page in so many is hostile; 0: none.")
+    parser.add_argument("--hostile", type=int, default=50, help="Every Nth page is hostile; 0: none.")
     choice = parser.parse_args()
     version = subprocess.run(
         [find_chromium(), "--version", "--no-sandbox"], capture_output=True, text=True, check=False

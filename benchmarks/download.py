@@ -1,9 +1,9 @@
-"""CPU of the downloaders for a page of 40 KB, beside aiohttp: keep-alive on 20 hosts, and one page from each of many.
+"""CPU per 40 KB page of the downloaders and of aiohttp: keep-alive on 20 hosts, and one page from each of many hosts.
 
     python benchmarks/download.py [PAGES]
 
-The server runs in a process of its own and is not counted. The clients are run in turn, in many short rounds; the
-median and the best are printed. On a busy machine compare the ratios, which are taken within a round."""
+The server runs in its own process, which is not measured. The clients run in turn, in many short rounds; the script
+prints the median and the best. On a busy machine, compare the ratios, which are computed within a round."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Fetch = Callable[[str], Awaitable[int]]
 
 
 class Page(asyncio.Protocol):
-    """Answers every request with the same page."""
+    """Returns the same page for every request."""
 
     answer = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nServer: bench\r\nCache-Control: no-cache\r\n"
@@ -109,7 +109,7 @@ async def aiohttps(authority: str, run: Callable[[Fetch], Awaitable[None]]) -> N
 def measure(
     client: Callable[[Callable[[Fetch], Awaitable[None]]], Awaitable[None]], urls: list[str], warm: int
 ) -> float:
-    """CPU microseconds of a page, threads included."""
+    """CPU microseconds per page, including threads."""
     found = 0.0
 
     async def run(fetch: Fetch) -> None:

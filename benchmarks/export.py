@@ -1,4 +1,4 @@
-"""How much memory and time an export of many pages takes, from each form in which a job keeps them."""
+"""Memory and time of an export of many pages, from each storage format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = (("jsonl", "parquet"), ("segments", "parquet"), ("parquet", "parquet"), 
 
 
 def record(number: int, token: int = 1) -> Record:
-    """A visit as crawls have them."""
+    """A typical visit."""
     url = f"https://www.site{number % 4000}.example/articles/{number}/a-title-of-some-words?page={number % 7}"
     return Record(
         key=number * 7919 % (1 << 62),
@@ -47,7 +47,7 @@ def record(number: int, token: int = 1) -> Record:
 
 
 async def store(folder: Path, kind: str, pages: int) -> None:
-    """Keep so many pages, and in segments every tenth of them twice, as a fleet does that loses workers."""
+    """Store pages; in segments, every tenth page twice, as in a fleet that loses workers."""
     sink = SegmentSink(folder, "w0") if kind == "segments" else open_sinks(Settings(sink=(kind,)), folder, {})[0]
     for start in range(0, pages, BATCH):
         some = [record(number) for number in range(start, min(pages, start + BATCH))]
@@ -58,9 +58,9 @@ async def store(folder: Path, kind: str, pages: int) -> None:
 
 
 def exported(folder: Path, kind: str) -> tuple[float, float, int]:
-    """Peak memory in MB, seconds of CPU, and rows of an export in a process of its own."""
+    """Peak memory in MB, CPU seconds, and rows of an export in its own process."""
     out = folder.parent / f"out.{kind}"
-    # What resource says of a process includes what its parent had.
+    # The peak in `resource` includes the memory of the parent process.
     code = "import os; from gossamer.cli import run_command\ntry: run_command()\n"
     code += "finally:\n spent = sum(os.times()[:2])\n"
     code += " print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1], spent)"
@@ -73,7 +73,7 @@ def exported(folder: Path, kind: str) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Print a line for each form."""
+    """Print a line for each format."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pages", type=int, default=1_000_000)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Extraction: CPU microseconds a page for parse, title, links and text, next to parsel where that is installed."""
+"""Extraction: CPU microseconds per page for parsing, title, links, and text, compared with parsel if installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URL = "https://site.example/section3/page7.html"
 
 
 def body(random_: random.Random, *, links: int) -> bytes:
-    """A page of about 40 KB whose links are spelled in the usual ways."""
+    """A page of about 40 KB with links in the usual forms."""
     rows = []
     for number in range(links):
         href = random_.choice(
@@ -60,7 +60,7 @@ def microseconds(run: Callable[[], object], *, rounds: int) -> float:
 
 
 def crawl_step(source: bytes, memo: LinkMemo) -> tuple[str, list[str]]:
-    """What a crawl without a spider of its own does with a page."""
+    """What a crawl without a custom spider does with a page."""
     one = page(source, memo)
     return one.title, one.links()
 

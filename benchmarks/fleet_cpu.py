@@ -1,12 +1,12 @@
-"""Fleets of two and four workers beside the embedded crawl: CPU a page, with what the frontier in Redis costs apart.
+"""Fleets of two and four workers compared with an embedded crawl: CPU per page, and the cost of the Redis frontier.
 
     python benchmarks/fleet_cpu.py [--runs 7] [--pages 20000] [--hosts 40]
 
-Crawls of the same pages in turn, in another order each time: embedded (one process, SQLite), and one, two and four
-workers on Redis. CPU is of all processes and of the Redis server; the web server is not counted. The
-frontier's cost is that of the same crawl played back without fetching: leases, outcomes and links of every page, client
-and server. The ratio is of two workers to the embedded crawl plus that cost, per run; the median of the runs counts.
-What it takes to start and end is in these figures; it is also told apart, by crawls of one page a host.
+The crawls fetch the same pages in turn, in shuffled order: embedded (one process, SQLite), and one, two, and four
+workers on Redis. CPU includes all processes and the Redis server, but not the web server. The frontier's cost is
+measured by replaying the same crawl without fetching: leases, outcomes, and links of every page, client and server. The
+ratio compares two workers with the embedded crawl plus that cost, per run; the median of the runs counts. Start and end
+are included; crawls of one page per host measure them separately.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def crawl(case: str, web_plan: WebPlan) -> Crawl:
 
 
 def links_of(pages: PageRenderer, plan: WebPlan, request: Request) -> tuple[str, ...]:
-    """The links of a page, without fetching it."""
+    """Generate the links of a page without fetching it."""
     site = plan.site_of(urls.host(urls.host_port(request.url)))
     if site is None or site >= plan.sites:
         return ()
@@ -64,7 +64,7 @@ def links_of(pages: PageRenderer, plan: WebPlan, request: Request) -> tuple[str,
 
 
 async def play_back(web_plan: WebPlan) -> tuple[float, float, int]:
-    """CPU seconds of the client and of Redis for the frontier alone, and the pages that it took."""
+    """CPU seconds of the client and of Redis for the frontier alone, and the number of pages."""
     pages, settings, recent = PageRenderer(web_plan), Settings(delay=0, robots=False, allow_private=True), RecentKeys()
     client, count = 0.0, 0
     with RedisServer() as server:
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def report(costs: dict[str, list[float]], frontier: float, title: str) -> None:
-    """CPU a page of each case, and the ratios of paired runs."""
+    """Print the CPU per page of each case, and the ratios of paired runs."""
     embedded, one, two, four = costs.values()
     print(f"\n{title + ', ms a page':36} {'median':>8} {'least':>8} {'most':>8}")
     for name, found in (

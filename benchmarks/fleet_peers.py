@@ -1,11 +1,11 @@
-"""Gossamer's fleet beside scrapy-redis: the same crawl by 1 and 2 workers, then one of two workers killed half way.
+"""Gossamer's fleet compared with scrapy-redis: the same crawl by 1 and 2 workers, and with one of two workers killed.
 
     python benchmarks/fleet_peers.py [--runs 3] [--pages 4000] [--hosts 40] [--kills 3]
 
-The crawl of peers.py: 40 KB pages, every link followed, title and link count to JSON lines, no delay, robots off. CPU
-is of all processes and of the Redis server, which is a new one for each run; the web server is not counted. Runs
-alternate; medians are compared. scrapy-redis never ends by itself: its workers are stopped when the queue is empty and
-they have gone quiet. A killed worker is started again at once: by Gossamer itself, or by this script.
+The crawl is that of peers.py: 40 KB pages, all links followed, title and link count to JSON Lines, no delay, no
+robots.txt. CPU includes all processes and the Redis server, which is new for each run, but not the web server. Runs
+alternate; medians are compared. scrapy-redis never finishes: its workers are stopped when the queue is empty and they
+are idle. A killed worker is restarted at once, by Gossamer itself or by this script.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def scrapy_redis(
 
 
 def is_quiet(web: SimWeb, store: redis.Redis, running: list[subprocess.Popen[bytes]]) -> bool:
-    """Nothing waits, nothing was asked of the web for a while, and no worker is still busy with what it has."""
+    """Whether the queue is empty, the web had no recent requests, and all workers are idle."""
 
     def state() -> tuple[int, int]:
         return store.zcard("pages:requests") + store.llen("pages:start_urls"), requests(web)

@@ -1,11 +1,11 @@
-"""Politeness of a fleet under kills: eight workers, four of them killed (-9) at random times and started again.
+"""Politeness of a fleet under kills: eight workers, four of them killed with SIGKILL at random times and restarted.
 
     python benchmarks/fleet_politeness.py [--rounds 3] [--workers 8] [--kills 4] [--delay 1]
 
-Judged by the web server's log alone: a gap is the time from the headers of an answer to the next request at the same
-site, requests for robots.txt included. A site may be visited by other workers after a kill, and never before its delay
-is over. Leases are of 2 seconds and 4 pages, so that sites pass from worker to worker all the time; a worker may hold
-16 of the 128 sites, so that all eight are busy.
+Measured only by the web server's log: a gap is the time from response headers to the next request to the same site,
+including requests for robots.txt. After a kill, another worker can visit the site, but not before the delay is over.
+Leases last 2 seconds and have 4 pages, so that sites often change workers; a worker leases up to 16 of the 128 sites,
+so that all eight are busy.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ SITES = 128
 
 
 class Manners(NamedTuple):
-    """What the web server saw in one crawl."""
+    """Results of one crawl from the web server's log."""
 
     gaps: list[float]
     at_once: int
-    """Most requests in progress at once at any site."""
+    """Maximum number of concurrent requests to any site."""
     kills: int
     lost: int
     repeated: int
 
 
 def all_gaps(log: Iterable[SimRequest]) -> list[float]:
-    """Seconds from the headers of an answer to the next request at its site; negative where they overlap."""
+    """Seconds from response headers to the next request to the site; negative if they overlap."""
     found = []
     for _, entries in groupby(sorted(log, key=lambda entry: (entry.site, entry.arrived_at)), lambda entry: entry.site):
         answered_at: float | None = None
@@ -64,7 +64,7 @@ def crawl(chance: random.Random, *, workers: int, kills: int, delay: float, page
             "--lease-seconds", "2", "--batch", "4", "--concurrency", "1",
         )  # fmt: skip
         until(lambda: len(children(process.pid)) == workers and requests(web) > SITES, process)
-        # The kills are over after two thirds of the crawl, so that each of them has time to do harm.
+        # The kills end after two thirds of the crawl, so that each has time to cause problems.
         longest = pages * delay * 0.66 / max(1, kills)
         victims = chance.sample(children(process.pid), kills)
         killed = 0

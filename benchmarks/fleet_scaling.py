@@ -1,8 +1,8 @@
-"""A crawl bound by latency over 1, 2, 4 and 8 workers on Redis, each in a network namespace of its own: pages a second.
+"""Scaling of a latency-bound crawl over 1, 2, 4, and 8 workers on Redis, each in its own network namespace.
 
     python benchmarks/fleet_scaling.py [--workers 1 2 4 8] [--pages 2400] [--rounds 1]      (as root)
 
-What is crawled and what is measured: `_scaling.py`. Redis is on the machine that the bridge of the namespaces leads to.
+See `_scaling.py` for the setup and the results. Redis runs on the host side of the bridge.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""One fleet crawl by this checkout and by another, in turn: CPU a page and pages a second, on each store.
+"""Compare fleet crawls of this checkout and another one: CPU per page and pages per second, on each store.
 
     python benchmarks/fleet_versions.py ../before [--stores redis redis2 postgresql mariadb] [--workers 8] [--runs 5]
                                                   [--together]
 
 `../before` is another checkout of Gossamer, such as `git worktree add ../before TAG`. Both crawl the same web with the
-same workers, in another order each time, each on fresh servers. CPU is of all processes and of the store's servers;
-the web server is not counted. A crawl of one page a host is measured beside each, and its CPU is taken off: what it
-takes to start, and to wait at the end for what a store could forget. The ratio of paired runs counts, by its median.
+same number of workers, in shuffled order, on fresh servers. CPU includes all processes and the store's servers, but not
+the web server. The CPU of a crawl with one page per host is subtracted: the cost to start, and to wait at the end for
+data that a store could lose. The result is the median ratio of paired runs.
 
-On a machine that others use, `--together` has both versions crawl at the same moment: they share what the others do to
-caches and clock rates, which changes CPU a page by more than the versions differ.
+On a shared machine, `--together` runs both versions at the same time, so that other processes affect both: their effect
+on caches and clock rates can exceed the difference between the versions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OURS = Path(__file__).parents[1]
 
 
 class Run(NamedTuple):
-    """What one crawl cost, in CPU seconds, and how fast it was."""
+    """CPU seconds and rate of one crawl."""
 
     workers: float
     store: float
@@ -47,10 +47,10 @@ class Run(NamedTuple):
 
 
 def servers(store: str, stack: ExitStack) -> tuple[str, list[int]]:
-    """Fresh servers of one kind: the address of a frontier on them, and their process ids."""
+    """Start fresh servers of one kind; returns the frontier's address and their process ids."""
     if store.startswith("redis"):
         count = int(store.removeprefix("redis") or 1)
-        # As a power cut may find them: with a log that is synced once a second.
+        # With a log that is synced once per second, as in production.
         found = [stack.enter_context(RedisServer(appendonly="yes", appendfsync="everysec")) for _ in range(count)]
         return ",".join(server.url for server in found), [server.pid for server in found]
     server = stack.enter_context(PostgresServer() if store == "postgresql" else MariaServer())
@@ -58,7 +58,7 @@ def servers(store: str, stack: ExitStack) -> tuple[str, list[int]]:
 
 
 def crawl(checkout: Path, store: str, workers: int, plan: WebPlan) -> Run:
-    """Crawl the whole web; fail where a page is missing."""
+    """Crawl the whole web; fails if a page is missing."""
     with ExitStack() as stack:
         web = stack.enter_context(SimWeb(plan))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -86,7 +86,7 @@ def crawl(checkout: Path, store: str, workers: int, plan: WebPlan) -> Run:
 
 
 def each(checkouts: Sequence[Path], store: str, workers: int, plan: WebPlan, *, together: bool) -> dict[Path, Run]:
-    """One crawl by each version, each measured in a process of its own."""
+    """Run one crawl with each version, each measured in its own process."""
     with ExitStack() as stack:
         pools = [stack.enter_context(ProcessPoolExecutor(1)) for _ in checkouts]
         found = {}
@@ -98,7 +98,7 @@ def each(checkouts: Sequence[Path], store: str, workers: int, plan: WebPlan, *, 
 
 
 def seconds(pids: list[int]) -> float:
-    """CPU of servers so far, with that of their children: of those that run, and of those that have ended."""
+    """CPU of servers so far, including running and exited children."""
     return sum(process_seconds(pid, ended=True) + sum(map(process_seconds, children(pid))) for pid in pids)
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--pages", type=int, default=20_000)
     parser.add_argument("--hosts", type=int, default=80)
-    parser.add_argument("--together", action="store_true", help="both versions at the same moment")
+    parser.add_argument("--together", action="store_true", help="run both versions at the same time")
     choice = parser.parse_args()
     whole = WebPlan(
         sites=choice.hosts, pages_per_site=choice.pages // choice.hosts, page_bytes=40_000, links_per_page=100

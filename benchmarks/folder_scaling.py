@@ -1,11 +1,11 @@
-"""A crawl bound by latency over 1 to 10 workers that share a folder and nothing else: pages a second.
+"""Scaling of a latency-bound crawl over 1 to 10 workers that share only a folder.
 
     python benchmarks/folder_scaling.py [--workers 1 2 4 8 10] [--pages 2400] [--rounds 1]      (as root)
 
-What is crawled and what is measured: `_scaling.py`. Each worker is in a network and a mount namespace of its own. The
-job is resumed when every shard has an owner and none has changed hands for three seconds. The folder is where temporary
-files go, a local disk as a rule: what a file server and its network add is not in these figures, the syncs of ten
-workers to one disk are.
+See `_scaling.py` for the setup and the results. Each worker has its own network and mount namespace. The job is resumed
+when every shard has an owner and no owner has changed for three seconds. The folder is in the temporary folder, usually
+on a local disk: the results include the syncs of ten workers to one disk, but not the cost of a file server and its
+network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REST_SECONDS, MOST_SECONDS = 3.0, 120.0
 
 
 async def shared_out(url: str, running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Return when each worker has shards, and all shards have been where they are for a while."""
+    """Wait until each worker has shards, and no shard has changed its owner for a while."""
     frontier = await open_folder(url, JOB)
     began_at = since = time.monotonic()
     owners: list[str] = []

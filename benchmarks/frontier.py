@@ -1,8 +1,8 @@
-"""The embedded frontier alone: CPU a page, memory and disk a URL, and the time to open it again.
+"""The embedded frontier alone: CPU per page, memory and disk space per URL, and the time to reopen it.
 
     python benchmarks/frontier.py [--urls 1e6]
 
-64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
+64 pages per batch, 50 links per page, 15 % of them new; measures lease, complete, and add, but not creating the links.
 """
 
 from __future__ import annotations

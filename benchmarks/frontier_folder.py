@@ -1,10 +1,10 @@
-"""The frontier in a shared folder at a million entries: how long a claim takes, and a start.
+"""The frontier in a shared folder with a million entries: duration of a lease and of a start.
 
     python benchmarks/frontier_folder.py [--urls 1000000] [--sites 20000] [--folder DIR]
 
-One worker owns all 64 shards, which is the worst case: with n workers each has an n-th of it. A claim is one `lease` of
-up to 8 lanes with up to 32 requests each, as an engine asks for them, while results are committed beside it and the
-worker beats once a second. The folder is on the local disk: what a file server and its network add is not in it.
+One worker owns all 64 shards, which is the worst case: with n workers, each owns an nth of them. A claim is one `lease`
+of up to 8 lanes with up to 32 requests each, as an engine calls it, while results are committed concurrently and the
+worker sends a heartbeat every second. The folder is on a local disk, so the cost of a file server is not included.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def fill(frontier: FolderFrontier, urls: int, sites: int) -> float:
 
 
 async def claim(frontier: FolderFrontier, rounds: int) -> tuple[list[float], list[float]]:
-    """The times of claims, and of commits."""
+    """Measure the durations of claims and commits."""
     claims: list[float] = []
     commits: list[float] = []
     for _ in range(rounds):
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--urls", type=int, default=1_000_000)
     parser.add_argument("--sites", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--folder", help="where the shared folder is made")
+    parser.add_argument("--folder", help="parent of the shared folder")
     choice = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     with tempfile.TemporaryDirectory(dir=choice.folder) as folder:

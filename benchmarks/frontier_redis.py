@@ -1,14 +1,14 @@
-"""The frontier in Redis alone: CPU a page of client and server, and bytes of Redis memory a URL.
+"""The frontier in Redis alone: CPU per page of client and server, and bytes of Redis memory per URL.
 
     python benchmarks/frontier_redis.py [--urls 1e6] [--rounds 3] [--valkey]
 
-64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not. It
-runs on the loop that workers run on. Three cases: "cached" drops links that the worker's memory of recent keys knows,
-as workers do, and counts what that costs (it met all URLs as they were added; links repeat at random here, which is
-the worst case for it); "new" sends new links only, which is what a memory of all keys would do; "all" sends every
-link. Each figure is the median of `--rounds` rounds. Memory is of URLs with about 60 characters, added without
-referrer, found on a page of the same site or of another, done, and done with a date for the next visit; it includes
-what is kept of the sites. Queues of `--sites` sites: few of them have long queues, which are folded.
+64 pages per batch, 50 links per page, 15 % of them new; measures lease, complete, and add, but not creating the links.
+It uses the same event loop as workers. Three cases: "cached" drops links in the worker's cache of recent keys, like
+workers, and includes the cost of that (the cache has seen all URLs as they were added; links repeat at random here,
+which is its worst case); "new" sends only new links, as a cache of all keys would; "all" sends every link. Each result
+is the median of `--rounds` rounds. Memory is for URLs of about 60 characters, added without referrer, found on a page
+of the same or of another site, done, and done with a scheduled revisit; it includes the data of the sites. `--sites`
+sets the number of queues: with few sites, queues are long and packed into blocks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def measure(server: RedisServer, known: int, choice: argparse.Namespace) -
 
 
 async def weigh(url: str, known: int, sites: int, *, elsewhere: bool = False, again: bool = False) -> str:
-    """Bytes a URL that waits with a referrer of its own site, or of another, and a URL that is done."""
+    """Bytes per queued URL with a referrer on its own or on another site, and per done URL."""
     watch = redis.Redis.from_url(url)
     watch.flushall()
     frontier = await open_redis(url, "benchmark", SETTINGS, worker="bench")
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=6_400)
     parser.add_argument("--weigh", type=float, default=2e5)
     parser.add_argument("--sites", type=int, nargs="*", default=[50, 1000])
-    parser.add_argument("--valkey", action="store_true", help="Valkey's server instead of Redis'")
+    parser.add_argument("--valkey", action="store_true", help="use Valkey instead of Redis")
     choice = parser.parse_args()
     with RedisServer(program=valkey_program() if choice.valkey else "redis-server") as server:
         about = redis.Redis.from_url(server.url).info("server")

@@ -1,16 +1,15 @@
-"""The frontier in PostgreSQL and MariaDB alone: CPU a page of client and server, clients side by side, bytes a URL.
+"""The frontier in PostgreSQL and MariaDB alone: CPU per page of client and server, parallel clients, bytes per URL.
 
     python benchmarks/frontier_sql.py [--servers postgresql mariadb] [--urls 1e6] [--memory 2e6] [--clients 1 4]
 
-64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
-Three cases: "all" sends every link; "cached" drops those that the worker's memory of keys knows, as workers do, and
-counts what that costs; "new" sends new links only. The memory holds `--memory` keys, and has been told of all URLs in
-the order in which they were added, as that of a worker that was there from the start: links repeat at random, so it
-knows all or only the younger part. Each figure is the median of `--rounds` rounds of `--pages` pages, after one that
-is not counted (after a checkpoint PostgreSQL writes each page whole once). Clients side by side are processes, each
-with the case "new", and take turns with other numbers of them; their throughput is of wall time, with the making of
-links in it. Servers run with their default durability and 1 GB of buffers, and are given time to tidy up between the
-filling and the measuring.
+64 pages per batch, 50 links per page, 15 % of them new; measures lease, complete, and add, but not creating the links.
+Three cases: "all" sends every link; "cached" drops those in the worker's cache of keys, like workers, and includes the
+cost of that; "new" sends only new links. The cache has `--memory` keys and has seen all URLs in the order in which they
+were added, like that of a worker that ran from the start: links repeat at random, so it knows all or only the newer
+ones. Each result is the median of `--rounds` rounds of `--pages` pages, after a warm-up round (after a checkpoint,
+PostgreSQL writes each page in full once). Parallel clients are processes with the case "new", and different numbers of
+them take turns; their throughput is per wall time, including creating the links. Servers run with default durability
+and 1 GB of buffers, and get time for maintenance between filling and measuring.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def size(server: SqlServer) -> int:
 
 
 def settle(server: SqlServer) -> None:
-    """Have the server do what the filling has left to do, so that it is not counted as of the pages."""
+    """Let the server finish its maintenance after filling, so that it is not measured."""
     if isinstance(server, PostgresServer):
         server.ask("VACUUM ANALYZE")
         server.ask("CHECKPOINT")
@@ -87,7 +86,7 @@ async def measure(server: SqlServer, known: int, choice: argparse.Namespace) -> 
 
 
 async def client(url: str, job: str, name: int, seconds: float) -> None:
-    """One client: prints its pages, how often it had to begin a transaction anew, and its CPU seconds."""
+    """One client: prints its pages, its transaction retries, and its CPU seconds."""
     frontier = await open_sql(url, job, worker=f"client-{name}")
     following, count, chance = (name + 1) * 100_000_000, 0, random.Random(name)
     spent, ends_at = time.process_time(), time.monotonic() + seconds
@@ -107,7 +106,7 @@ async def client(url: str, job: str, name: int, seconds: float) -> None:
 
 
 def side_by_side(server: SqlServer, choice: argparse.Namespace, known: int = 200_000, seconds: float = 8.0) -> None:
-    """Numbers of clients in turn, several times: a busy machine is unfair to all of them."""
+    """Run each number of clients in turn, several times, so that a busy machine affects all equally."""
 
     async def make() -> None:
         frontier = await open_sql(server.url, "clients", SETTINGS)
@@ -142,7 +141,7 @@ def side_by_side(server: SqlServer, choice: argparse.Namespace, known: int = 200
 
 
 def waited(server: SqlServer) -> dict[str, int]:
-    """What the server says of waiting for locks."""
+    """The server's statistics of lock waits."""
     if isinstance(server, PostgresServer):
         rows = server.ask("SELECT 'deadlocks', deadlocks FROM pg_stat_database WHERE datname = 'gossamer'")
         long = (server.folder / "server.log").read_text(errors="replace").count("still waiting for")
@@ -153,7 +152,7 @@ def waited(server: SqlServer) -> dict[str, int]:
 
 
 async def weigh(server: SqlServer, known: int) -> None:
-    """Bytes a URL that waits with a referrer of its own site, one that is done, and one that was compacted."""
+    """Bytes per queued URL with a referrer on its own site, per done URL, and per compacted URL."""
     frontier = await open_sql(server.url, "weigh", SETTINGS, worker="bench")
     empty = size_of(server)
     await frontier.add([request(frontier.secret, SITES * 100_000 + site, site) for site in range(SITES)])
@@ -178,7 +177,7 @@ async def weigh(server: SqlServer, known: int) -> None:
 
 
 def size_of(server: SqlServer, *, tidy: bool = False) -> int:
-    """Asked from a thread: the measuring client has a loop of its own."""
+    """Query from a thread, because the measuring client has its own event loop."""
     found: list[int] = []
 
     def ask() -> None:
@@ -199,7 +198,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="*", default=["postgresql", "mariadb"])
     parser.add_argument("--urls", type=float, nargs="*", default=[2e5])
     parser.add_argument("--cases", nargs="*", default=CASES)
-    parser.add_argument("--memory", type=float, help="keys that a worker remembers; by default as many as workers do")
+    parser.add_argument("--memory", type=float, help="keys in a worker's cache (default: as in workers)")
     parser.add_argument("--pages", type=int, default=6_400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4])

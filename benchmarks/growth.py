@@ -1,4 +1,4 @@
-"""What a page costs, and what a URL takes, as a crawl grows: 10^5 to 10^7 URLs, 10^3 to 10^6 sites, 1 to 16 workers.
+"""Cost per page and per URL as a crawl grows: 10^5 to 10^7 URLs, 10^3 to 10^6 sites, 1 to 16 workers.
 
     python benchmarks/growth.py urls [--stores embedded redis postgresql mariadb] [--sizes 1e5 1e6] [--rounds 5]
     python benchmarks/growth.py sites [--stores ...] [--sizes 1e3 1e4 1e5 1e6] [--urls 1e6]
@@ -61,14 +61,14 @@ PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
 
 class Filled(NamedTuple):
-    """A frontier that holds its URLs."""
+    """A filled frontier."""
 
     bytes_a_url: float
     seconds: float
 
 
 class Task(NamedTuple):
-    """One frontier to fill and to play with."""
+    """One frontier to fill and to measure."""
 
     store: str
     urls: int
@@ -82,7 +82,7 @@ class Task(NamedTuple):
 
 @asynccontextmanager
 async def opened(task: Task, folder: Path) -> AsyncIterator[tuple[Pages, Callable[[], float]]]:
-    """The pages to play, and a function that tells the bytes that the store takes."""
+    """The pages to play, and a function that returns the size of the store in bytes."""
     even, recent = task.even_sites, RecentKeys(64) if task.store == "embedded" else RecentKeys()
     with ExitStack() as stack:
         if task.store == "embedded":
@@ -117,7 +117,7 @@ def resident_bytes() -> float:
 
 
 async def play(task: Task, pipe: Connection) -> None:
-    """A process: fill, say so, and play a round whenever asked."""
+    """Process: fill the frontier, report it, and play a round on request."""
     with tempfile.TemporaryDirectory() as folder:
         async with opened(task, Path(folder)) as (pages, taken):
             before, began = await asyncio.to_thread(taken), time.monotonic()
@@ -133,7 +133,7 @@ def child(task: Task, pipe: Connection) -> None:
 
 
 class Player:
-    """A process that holds one frontier."""
+    """A process with one frontier."""
 
     def __init__(self, task: Task) -> None:
         context = multiprocessing.get_context("spawn")
@@ -161,7 +161,7 @@ def compare(tasks: list[Task], rounds: int, sizes: list[int], name: str) -> dict
             players.append(Player(task))
             print(f"  {task.store}, {known:,} {name}: filled in {players[-1].filled.seconds:.0f} s", flush=True)
         found: dict[tuple[int, str], list[Cost]] = {}
-        # The round before the first is not counted: caches, checkpoints and memories fill up.
+        # Warm-up round: caches fill up, and checkpoints are written.
         for number in range(rounds + 1):
             for place, player in enumerate(players):
                 for case in player.task.cases:
@@ -190,7 +190,7 @@ def compare(tasks: list[Task], rounds: int, sizes: list[int], name: str) -> dict
 
 
 def crawl_seconds(pages: int) -> float:
-    """CPU of an embedded crawl of so many pages, with its start."""
+    """CPU of an embedded crawl of this many pages, including its start."""
     plan = WebPlan(sites=40, pages_per_site=pages // 40, page_bytes=40_000, links_per_page=100)
     with SimWeb(plan) as web, tempfile.TemporaryDirectory(prefix="growth-") as folder:
         seeds = Path(folder, "seeds.txt")
@@ -204,7 +204,7 @@ def crawl_seconds(pages: int) -> float:
 
 
 def linear(sizes: list[int], rounds: int) -> None:
-    """Print what a page costs in crawls of growing size."""
+    """Print the cost per page in crawls of growing size."""
     found: dict[int, list[Any]] = {pages: [] for pages in sizes}
     for _ in range(rounds):
         for pages in sizes:
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=float, nargs="*")
     parser.add_argument("--urls", type=float, default=1e6, help="known URLs while sites grow")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--pages", type=int, default=6_400, help="in a round; for workers: for each of them, 1200")
+    parser.add_argument("--pages", type=int, default=6_400, help="pages per round; for workers: pages per worker, 1200")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4, 8, 16])
     parser.add_argument("--plot", action="store_true", help="write the picture of docs/benchmarks.md")
     choice = parser.parse_args()

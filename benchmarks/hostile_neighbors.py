@@ -1,9 +1,9 @@
-"""The delay of one honest site alone, and beside ten sites on whose pages the spider does not come to an end.
+"""The interval between requests to one normal site, alone and together with ten sites on which the spider never ends.
 
 python benchmarks/hostile_neighbors.py [--seconds 60] [--delay 0.5]
 
-Measured by the web server's log: the time between two requests to the honest site. It may be a tenth longer beside the
-others. The first pages of each of these take their slice of the worker; what follows is handled by another process."""
+Measured by the web server's log: the time between two requests to the normal site, which may be 10 % longer with the
+others. The first pages of each hostile site use their time slice in the worker; later ones go to another process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Loops(gossamer.Spider):
 
 
 def gaps(hostile: bool, seconds: float, delay: float) -> list[float]:
-    """Seconds between two requests to the honest site."""
+    """Seconds between requests to the normal site."""
     with tempfile.TemporaryDirectory() as place, SimWeb(sites=11, pages_per_site=400, page_bytes=20_000) as web:
         spider = Path(place) / "loops.py"
         spider.write_text(SPIDER.format(hostile=hostile, honest=web.seeds[0]))
         words = ["--spider", str(spider), "--delay", str(delay), "--max-seconds", str(seconds), "--allow-private"]
         command = [sys.executable, "-m", "gossamer", "crawl", *web.seeds, "--job", f"{place}/job", "--quiet", *words]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        # The pages, without robots.txt, whose answer the first of them waits for.
+        # Only pages, without robots.txt, which the first page waits for.
         pages = [one for one in web.log() if one.url.startswith(web.seeds[0]) and one.target != "/robots.txt"]
         sent = sorted(one.arrived_at for one in pages)
     return [after - before for before, after in pairwise(sent)]

@@ -1,9 +1,9 @@
-"""Memory of a worker over a long crawl: the resident set as the pages go by, which must stay flat.
+"""Memory of a worker over a long crawl: its resident set size must stay flat.
 
     python benchmarks/memory.py [--pages 100000]
 
-A worker of its own (`--workers 2`, so that the frontier's memory is in another process) crawls small pages without end;
-the first tenth is warming up.
+A separate worker (`--workers 2`, so that the frontier's memory is in another process) crawls small pages; the first
+10 % are warm-up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One site as fast as it goes: the wall time of `gossamer crawl --delay 0 --per-site 8` beside that of wget2.
+"""One site at full speed: wall time of `gossamer crawl --delay 0 --per-site 8` compared with wget2.
 
     python benchmarks/one_site.py [--runs 5] [--pages 2000] [--latency 0.02]
 
-The simulated web is a process of its own, one host, pages of 40 KB. wget2 has eight threads; it stores files, Gossamer
-its records with a durable frontier. Gossamer's start, which weighs in short crawls, is in its time.
+The simulated web is a separate process with one host and pages of 40 KB. wget2 uses eight threads and stores files;
+Gossamer stores records with a durable frontier. Gossamer's time includes its start, which matters in short crawls.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--pages", type=int, default=2000)
-    parser.add_argument("--latency", type=float, default=0.02, help="seconds until the server answers")
+    parser.add_argument("--latency", type=float, default=0.02, help="response time of the server in seconds")
     choice = parser.parse_args()
     try:
         peer = version("wget2")

@@ -1,13 +1,13 @@
-"""Gossamer beside its peers: the same crawls in turn, CPU a page of the whole process tree, and what became of pages.
+"""Compare Gossamer with other crawlers on the same crawls: CPU per page of the process tree, lost and repeated pages.
 
     python benchmarks/peers.py [--runs 7] [--shape 40kb tls ...] [--only scrapy crawlee ...] [--scale 0.25] [--kills 3]
 
-Every page of a simulated web is fetched, its links on its own host are followed, and its URL and title are stored; no
-delay, robots off. The web server is a process of its own and is not counted; a Redis server is. Contenders take turns,
-and the ratio of each is that of paired runs, of which the median counts. Pages a second are from the first request to
-the last answer in the web server's log; missing and repeated pages are counted there too. `--kills` kills all
-processes of a crawl (-9) half-way, runs the same command again, and counts what is not in the output in the end: for
-those that say they resume. Peers are installed into `.bench/` on first use; one that cannot be is named at the end.
+Each crawler fetches every page of a simulated web, follows the links on its own host, and stores URL and title, without
+delay and robots.txt. CPU includes a Redis server, but not the web server, which is a separate process. Crawlers take
+turns; the ratio of each is the median of paired runs. Pages per second are measured from the first request to the last
+response in the web server's log, which also shows missing and repeated pages. `--kills` kills all processes of a crawl
+with SIGKILL half-way, runs the same command again, and counts the pages that are missing at the end, for crawlers that
+support resuming. Other crawlers are installed into `.bench/` on first use; failures are listed at the end.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from gossamer.testing.servers import RedisServer
 
 DEADLINE_SECONDS = 900.0
 KILLED_PAGES = 4000
-"""What is fetched again depends on the speed and not on the length of a crawl: as a share it needs a length."""
+"""Pages for the share of repeated fetches, which depend on the speed of a crawl and not on its length."""
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
 
 class Crawl(NamedTuple):
-    """What one crawl cost, and what became of the pages."""
+    """CPU, lost and repeated pages, and rate of one crawl."""
 
     cpu_seconds: float
-    """Of all processes, a store's included."""
+    """CPU seconds of all processes, including a store's."""
     peak_bytes: int
     pages: int
-    """Different ones of the web that were stored."""
+    """Number of distinct pages of the web that were stored."""
     missing: int
     repeated: int
-    """Requests for a page beyond the first, by the web server's log."""
+    """Repeated requests for pages, from the web server's log."""
     rate: float
 
     @property
     def cost(self) -> float:
-        """CPU milliseconds a page."""
+        """CPU milliseconds per page."""
         return self.cpu_seconds / max(1, self.pages) * 1000
 
 
 class Failed(Exception):
-    """A contender that did not come to its end; says what it wrote last."""
+    """A crawler that failed, with its last output."""
 
 
 def crawl(contender: Contender, shape: Shape, *, kill: bool = False) -> Crawl:
-    """One crawl of a new web; with `kill` all of it is killed half-way and started again."""
+    """One crawl of a new web; with `kill`, all processes are killed half-way and started again."""
     with ExitStack() as stack:
         web: Any = stack.enter_context(shape.web(shape.plan))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
@@ -92,7 +92,7 @@ def crawl(contender: Contender, shape: Shape, *, kill: bool = False) -> Crawl:
 def judge(
     scene: Scene, contender: Contender, costs: list[Cost], last: Running, server: RedisServer | None, served: float
 ) -> Crawl:
-    """What the log and the output say."""
+    """Evaluate the web server's log and the output."""
     log, wanted = scene.web.log(), scene.web.reachable()
     counts = fetched(log)
     good = {entry.url for entry in log if entry.status == 200}
@@ -117,7 +117,7 @@ def _most_bytes(pid: int) -> int:
 
 
 class Table:
-    """The crawls of one shape, and what could not be run."""
+    """The crawls of one shape, and failures."""
 
     def __init__(self, shape: Shape, contenders: list[Contender]) -> None:
         self.shape = shape
@@ -126,7 +126,7 @@ class Table:
         self.failures: dict[str, str] = {}
 
     def run(self, contender: Contender, number: int) -> None:
-        """One more run; a failure is told at once, and again under the table."""
+        """Add a run; a failure is printed at once, and again under the table."""
         try:
             found = crawl(contender, self.shape)
         except (NotInstalled, Failed) as error:
@@ -143,7 +143,7 @@ class Table:
         )
 
     def times(self, name: str) -> float | None:
-        """Its CPU a page in paired runs, as a multiple of Gossamer's; the median."""
+        """Median ratio of its CPU per page to Gossamer's, over paired runs."""
         pairs = zip(self.crawls[name], self.crawls.get(self.bases[name], ()))
         found = [mine.cost / ours.cost for mine, ours in pairs if mine and ours]
         return statistics.median(found) if found else None
@@ -169,7 +169,7 @@ class Table:
         print("times: CPU a page beside Gossamer's in the same round, median; missing, repeated, peak: most of any run")
 
     def _aim(self, name: str, times: float | None) -> str:
-        # The start weighs more in a shorter crawl, and the aims are for whole ones.
+        # The targets are for full-size crawls: in shorter ones, the start-up time weighs more.
         aim = AIMS.get((self.shape.name, name)) if self.shape.is_whole else None
         if aim is None:
             return ""
@@ -190,7 +190,7 @@ class Table:
 
 
 def kills(contenders: list[Contender], shape: Shape, count: int) -> None:
-    """What a kill of everything half-way costs those who say that they resume."""
+    """Kill each resumable crawler half-way, restart it, and print lost and repeated pages."""
     print(f"\nall processes killed (-9) half-way, the same command again; {shape.about}")
     for number in range(count):
         for contender in contenders:
@@ -230,7 +230,7 @@ def main() -> None:
         contenders = [one for one in wanted if shape.name in one.shapes]
         table = Table(shape, contenders)
         for number in range(choice.runs):
-            # In another order each time: whoever comes after a heavy one must not always be the same.
+            # Shuffle the order, so that no crawler always runs after a heavy one.
             turn = number % max(1, len(contenders))
             for contender in contenders[turn:] + contenders[:turn]:
                 table.run(contender, number + 1)
@@ -249,7 +249,7 @@ def main() -> None:
 
 
 def install(wanted: list[Contender]) -> dict[str, str]:
-    """Make the environments, print the versions, and say which cannot be made."""
+    """Create the environments, print the versions, and list those that failed."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
     missing: dict[str, str] = {}
     for name in dict.fromkeys(one.environment for one in wanted if one.environment):

@@ -2,10 +2,10 @@
 
     python benchmarks/real_sites.py [--runs 3] [--only gossamer scrapy script]
 
-The packages python3-doc, debian-handbook, and postgresql-doc-15, each on a loopback address of its own, and nginx with
-its configuration in a temporary folder; what is missing is installed with apt. nginx is not counted. All crawlers start
-at the front page of each and follow the links of its host, as in peers.py. CPU milliseconds are those of the whole
-process tree, for each page that was stored; the log of nginx says what was fetched.
+It serves the packages python3-doc, debian-handbook, and postgresql-doc-15, each on its own loopback address, by nginx
+with its configuration in a temporary folder; missing packages are installed with apt. All crawlers start at the front
+page of each and follow the links on its host, as in peers.py. CPU is that of the crawler's process tree, without nginx,
+in milliseconds per stored page; the log of nginx shows which pages were fetched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PACKAGES = {
     "debian-handbook": (Path("/usr/share/doc/debian-handbook/html"), "/en-US/index.html"),
     "postgresql-doc-15": (Path("/usr/share/doc/postgresql-doc-15/html"), "/index.html"),
 }
-"""The folder that each package serves, and its front page."""
+"""Package -> its folder and its front page."""
 REAL = Shape("real", "", WebPlan(sites=len(PACKAGES)))
 WANTED = ("gossamer", "scrapy, own seen set", "scrapy", "aiohttp + selectolax script")
 DEADLINE_SECONDS = 900.0
@@ -57,7 +57,7 @@ http {{
 
 
 class Nginx:
-    """nginx while the block lasts, one loopback address for each package."""
+    """Runs nginx during a block, with one loopback address for each package."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="real-sites-"))
@@ -93,7 +93,7 @@ class Nginx:
         shutil.rmtree(self._folder)
 
     def fetched(self) -> Counter[str]:
-        """How often each URL was answered with 200 since the last call."""
+        """Number of responses with status 200 per URL since the last call."""
         path = self._folder / "requests.log"
         lines = path.read_text().splitlines()
         os.truncate(path, 0)
@@ -101,10 +101,10 @@ class Nginx:
 
 
 class Crawl(NamedTuple):
-    """What one crawl cost, and what it fetched."""
+    """CPU and fetched pages of one crawl."""
 
     cost: float
-    """CPU milliseconds a page."""
+    """CPU milliseconds per page."""
     stored: set[str]
     requests: int
     repeated: int
@@ -122,7 +122,7 @@ def crawl(contender: Contender, web: Nginx) -> Crawl:
         cost = running.cost(DEADLINE_SECONDS)
         fetched = web.fetched()
         stored = {url for path in scene.outputs() for url in urls(path)} & set(fetched)
-        # Not the exit code: links of real sites lead to pages that are not there.
+        # Ignore the exit code: real sites have broken links.
         if cost is None or not stored:
             sys.exit(f"{contender.name} failed: {running.errors.read_text(errors='replace')[-600:]}")
         requests = sum(fetched.values())

@@ -1,10 +1,10 @@
-"""A changed spider over stored pages: `gossamer replay` beside Scrapy's re-parse from its HTTP cache.
+"""A changed spider on stored pages: `gossamer replay` compared with Scrapy from its HTTP cache.
 
     python benchmarks/replay.py [--runs 3] [--pages 8000] [--hosts 20] [--spider links|items]
 
-The same pages of 40 KB, the same items from each: title and links of every page, or a few fields of the things that are
-listed on it. Both stores are filled first and are not counted; then the two run in turn. CPU is that of the whole
-process tree, start-up included; medians are compared.
+Both read the same pages of 40 KB and extract the same items: title and links of every page, or a few fields of the
+products on it. Filling the stores is not measured; then both run in turn. CPU is that of the process tree, including
+the start; medians are compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SPIDERS = {"links": LINKS, "items": ITEMS}
 
 
 def fill(folder: Path, *, pages: int, hosts: int) -> list[str]:
-    """Crawl into a WARC archive, and the same pages into the caches of Scrapy; their URLs."""
+    """Fill a WARC archive and Scrapy's caches with the same pages; returns their URLs."""
     plan: dict[str, Any] = {
         "sites": hosts,
         "pages_per_site": pages // hosts,

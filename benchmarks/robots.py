@@ -1,4 +1,4 @@
-"""What a robots.txt check costs, against protego where that is installed."""
+"""Cost of a robots.txt check, compared with protego if installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATHS = ["/", "/shop/item-17.html", "/shop/section-3/item?id=9&sort=price", "/pr
 
 
 def microseconds(call: Callable[[], object], *, seconds: float = 0.3) -> float:
-    """The best mean time of a call over five rounds."""
+    """Best mean time of a call over five rounds."""
     rounds = 1
     while True:
         start = time.perf_counter()
@@ -49,7 +49,7 @@ def large() -> str:
 
 
 def hostile() -> str:
-    """As many wildcard rules as the size limit lets in."""
+    """As many wildcard rules as the size limit allows."""
     return "User-agent: *\n" + "".join(f"Disallow: /*a*{n:x}\n" for n in range(100_000))
 
 

@@ -1,6 +1,6 @@
-"""What the service costs: answers from a job of a million URLs on 50,000 sites, and a crawl with 200 slow clients.
+"""Cost of the service: response times for a job of a million URLs on 50,000 sites, and a crawl with 200 slow clients.
 
-python benchmarks/service.py size       seconds to each answer, and what looking costs the crawl
+python benchmarks/service.py size       response times, and the cost of polling for the crawl
 python benchmarks/service.py clients    the same crawl without a service, with one, and with slow clients
 """
 
@@ -48,7 +48,7 @@ def cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def service(folder: Path) -> Iterator[tuple[str, int]]:
-    """A service for the crawls in a folder; its address and its process."""
+    """Run a service for the crawls in a folder; yields its address and its process."""
     command = [sys.executable, "-m", "gossamer", "serve", "--port", "0", "--crawls", str(folder), "--rate", "100000"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -71,7 +71,7 @@ def ask(address: str, path: str, **parameters: Any) -> tuple[float, bytes]:
 
 
 async def fill(folder: Path, *, sites: int, urls: int) -> None:
-    """A job whose frontier knows so many URLs on so many sites, with a trail and stored pages of a third of them."""
+    """Create a job with this many known URLs and sites, with a request log and stored pages for a third of them."""
     settings = build({"allow_private": True, "resolve": ["*=127.0.0.1"], "scope": "any", "robots": False})
     save_settings(folder, settings)
     frontier = open_sqlite(folder / "frontier.db", settings, clock=SystemClock())
@@ -165,11 +165,11 @@ VIEWS = {
     "pages": ("/pages", "table[aria-label=pages] td a"),
     "why": ("/url?u=http%3A%2F%2Fs7.example%3A9%2Fpage-7", ".rules li"),
 }
-"""Of each view of the dashboard: its address, and what is there when it is drawn, all of it."""
+"""Views of the dashboard: address, and an element that exists once the view is complete."""
 
 
 def loads(address: str, repeats: int) -> None:
-    """Seconds until a page of the dashboard shows what it is for, in a browser that was never there before."""
+    """Seconds until a view of the dashboard is complete, in a browser without cache."""
     from playwright.sync_api import sync_playwright
 
     from gossamer.download.chromium import find_chromium
@@ -193,7 +193,7 @@ def loads(address: str, repeats: int) -> None:
 
 
 def slow_clients(address: str, count: int) -> list[socket.socket]:
-    """Clients that ask for events, and one for metrics again and again, and never read a byte of the answers."""
+    """Clients that request events, and one that requests metrics repeatedly, without reading the responses."""
     host, port = address.split("/")[2].split(":")
     found = []
     for number in range(count + 1):
@@ -208,7 +208,7 @@ def slow_clients(address: str, count: int) -> list[socket.socket]:
 
 
 def crawled(root: Path, name: str, web: SimWeb, pages: int) -> tuple[float, float]:
-    """Wall and CPU milliseconds a page of one crawl."""
+    """Wall and CPU milliseconds per page of one crawl."""
     seeds = root / f"{name}.seeds"
     seeds.write_text("\n".join(web.seeds))
     command = [sys.executable, "-m", "gossamer", "crawl", "--seeds", str(seeds), "--job", str(root / name), "--json"]

@@ -1,4 +1,4 @@
-"""What the sink `parquet` costs a page, beside `jsonl`: the sinks alone, and whole crawls with and without it."""
+"""Cost per page of the sink `parquet`, compared with `jsonl`: the sinks alone, and whole crawls with and without it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CRAWLS = ("jsonl", "jsonl + parquet", "jsonl + warc", "jsonl + warc + parquet")
 
 
 def said(figures: list[float]) -> str:
-    """The median, and between what the runs lay."""
+    """The median, with the range of the runs."""
     return f"{statistics.median(figures):.3f} ms CPU a page ({min(figures):.3f} to {max(figures):.3f})"
 
 
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pages", type=int, default=20_000, help="for the sinks alone")
-    parser.add_argument("--crawled", type=int, default=2000, help="for whole crawls")
+    parser.add_argument("--pages", type=int, default=20_000, help="pages for the sinks alone")
+    parser.add_argument("--crawled", type=int, default=2000, help="pages for whole crawls")
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     kind, pages = bodies()

@@ -1,4 +1,4 @@
-"""Rows a second that sinks on servers take: batches of a crawl's commits, from one worker and from several."""
+"""Rows per second of sinks on servers, with batches as in a crawl's commits, from one worker and from several."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gossamer.storage.registry import fleet_sinks
 from gossamer.testing.servers import BucketServer, MariaServer, PostgresServer, RedisServer
 
 BATCH = 512
-"""What the engine commits at once, at most."""
+"""Maximum size of a commit of the engine."""
 
 
 def records(first: int, count: int, *, items: bool) -> list[Record]:
-    """Pages as crawls have them, with one item each if asked for."""
+    """Typical pages, optionally with one item each."""
     return [
         Record(
             key=number * 7_919_717 % (1 << 62),
@@ -56,19 +56,19 @@ async def write(sink_name: str, folder: Path, batches: list[list[Record]]) -> No
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a server and its processes have used, those that have ended among them."""
+    """CPU of a server and its processes, including exited ones."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     spent = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in path.read_text().split():
-            # One that ends just now counts for its parent from then on.
+            # A process that exits now counts for its parent.
             with suppress(FileNotFoundError, ProcessLookupError):
                 spent += cpu_seconds(int(child))
     return spent
 
 
 def rate(name: Callable[[], str], rows: int, workers: int, *, items: bool, server: int) -> tuple[float, float, float]:
-    """Rows a second, and microseconds of CPU a row, ours and the server's."""
+    """Rows per second, and CPU microseconds per row of client and server."""
     parts = [
         [records(first, BATCH, items=items) for first in range(part * 10**7, part * 10**7 + rows // workers, BATCH)]
         for part in range(workers)

@@ -1,4 +1,4 @@
-"""What the sink `warc` costs a page, beside `jsonl`: the sinks alone, and whole crawls with and without it."""
+"""Cost per page of the sink `warc`, compared with `jsonl`: the sinks alone, and whole crawls with and without it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEADERS = (
 
 
 def bodies() -> tuple[str, list[bytes]]:
-    """Pages of 40 KB: real ones where the outside suites are, else those of the simulated web."""
+    """Pages of 40 KB: real ones from the external suites if available, otherwise those of the simulated web."""
     if REAL.is_dir():
         real = [gzip.decompress(path.read_bytes()) for path in sorted(REAL.iterdir())]
         return "real pages", [(body * 3)[:PAGE_BYTES] for body in real if len(body) * 3 >= PAGE_BYTES]
@@ -75,7 +75,7 @@ def records(count: int, pages: list[bytes]) -> list[Record]:
 
 
 def sink_milliseconds(sink: str, some: list[Record]) -> tuple[float, int]:
-    """CPU time a page of writing these records in batches, and bytes on disk."""
+    """CPU time per page to write these records in batches, and bytes on disk."""
 
     async def run(folder: Path) -> float:
         opened = open_sinks(Settings(sink=(sink,)), folder, {})[0]
@@ -92,7 +92,7 @@ def sink_milliseconds(sink: str, some: list[Record]) -> tuple[float, int]:
 
 
 def crawl_milliseconds(web: SimWeb, pages: int, sinks: list[str]) -> float:
-    """CPU time a page of a whole crawl, of its process tree."""
+    """CPU time per page of a whole crawl's process tree."""
     with tempfile.TemporaryDirectory() as folder:
         seeds = Path(folder) / "seeds"
         seeds.write_text("\n".join(web.seeds))

@@ -1,11 +1,11 @@
-"""Threads, processes, asyncio: 2,941 slow sites, one page each, by 16 workers of every kind, and by the classic script.
+"""Threads, processes, and asyncio: 2,941 slow sites, one page each, 16 workers of each kind, and a plain script.
 
     python benchmarks/threads_processes_asyncio.py [--sites 2941] [--scale 1.0] [--only asyncio] [--plot]
 
-Sites take 0.05 to 5 s, and some never answer: _slow_web.py. The classic script is requests + html5lib with a time-out
-of 5 s. Gossamer runs the same list in each of its modes, with the same time-out, one try, no robots.txt and no delay.
-`--scale 0.1` makes latencies and time-outs ten times shorter, but not the computing: that weighs more there. All are
-measured as whole process trees; the web is a process of its own, and is not counted.
+Sites take 0.05 to 5 s, and some never respond: see _slow_web.py. The plain script uses requests and html5lib with a
+timeout of 5 s. Gossamer crawls the same list in each of its modes, with the same timeout, one try, no robots.txt, and
+no delay. `--scale 0.1` makes latencies and timeouts ten times shorter, but not the CPU time, which then weighs more.
+CPU is that of the process tree; the web is a separate process, which is not measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "thread
 
 
 class Mode(NamedTuple):
-    """One way to do the job."""
+    """One way to crawl the list."""
 
     name: str
     options: tuple[str, ...]
@@ -51,7 +51,7 @@ MODES = (
 
 
 class Result(NamedTuple):
-    """What one way took."""
+    """Result of one mode."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=2941)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", nargs="*", default=[""], help="modes whose name contains one of these")
-    parser.add_argument("--plot", action="store_true", help="write the picture of the explanation")
+    parser.add_argument("--plot", action="store_true", help="write the chart for docs/explanation")
     choice = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"{choice.sites:,} sites, of which {answering(choice.sites):,} answer; latencies times {choice.scale:g}")

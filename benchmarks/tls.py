@@ -1,10 +1,10 @@
-"""Broad crawls, one page a host: what TLS adds to the CPU of a page, with the whole crawl counted; beside Scrapy.
+"""Broad crawls, one page per host: CPU per page that TLS adds to a whole crawl, compared with Scrapy.
 
     python benchmarks/tls.py [--hosts 2000] [--runs 3] [--no-scrapy]
 
-The same web by http and by https in turn: 40 KB pages, names that only `--resolve` knows, certificates of an authority
-made for the run. The web server runs in a process of its own and is not counted. Scrapy fetches the same pages by
-https; as it comes, it does not check certificates, and its names cost it no look-up: both are in its favour.
+The same web by HTTP and HTTPS in turn: 40 KB pages, names that are resolved with `--resolve`, and certificates of an
+authority created for the run. The web server runs in its own process, which is not measured. Scrapy fetches the same
+pages by HTTPS; by default it does not verify certificates, and it needs no DNS lookups here: both are in its favor.
 """
 
 from __future__ import annotations

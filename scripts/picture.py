@@ -1,4 +1,4 @@
-"""Crawls the simulated web for a while and saves the live view of that moment as a picture."""
+"""Crawls the simulated web and saves a frame of the live view as an SVG picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.settings import Settings
 SECONDS = 30
 COLUMNS, LINES = 92, 17
 KINDS = ("plain", "plain", "errors", "plain", "flaky", "redirects", "plain", "robots-part", "slow", "resets")
-# The picture loads nothing from elsewhere: whoever looks at it has a font of equal widths.
+# The picture loads no external font: every viewer has a monospace font.
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code", "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono'"
 )
@@ -32,7 +32,7 @@ INDENTED = re.compile(
 
 
 async def watch(run: LocalRun) -> Progress:
-    """Look at the crawl as the live view does, then stop it."""
+    """Watch the crawl with the live view, then stop it."""
     crawling = asyncio.create_task(run.run())
     progress = Progress(run)
     for _ in range(SECONDS * FRAMES_A_SECOND):
@@ -45,7 +45,7 @@ async def watch(run: LocalRun) -> Progress:
 
 
 def draw(progress: Progress) -> None:
-    """Save the frame of this moment."""
+    """Save the current frame."""
     console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
     for row in frame(progress, COLUMNS - 1, LINES):
         console.print(row, soft_wrap=True)
@@ -55,13 +55,13 @@ def draw(progress: Progress) -> None:
 
 
 def _moved(text: re.Match[str]) -> str:
-    """A text without the spaces at its start, which some viewers drop, at the place where it then begins."""
+    """Replace leading spaces, which some viewers drop, by a position."""
     spaces = CELL * text["spaces"].count("&#160;")
     return f'x="{float(text["x"]) + spaces:g}"{text["y"]}textLength="{float(text["length"]) - spaces:g}"{text["rest"]}>'
 
 
 def main() -> None:
-    """Draw the picture."""
+    """Create the picture."""
     with tempfile.TemporaryDirectory() as folder, SimWeb(sites=60, pages_per_site=120, names=True, kinds=KINDS) as web:
         settings = Settings(
             allow_private=True, delay=0.5, resolve=("*.sim=127.0.0.1",), max_pages=5000, backoff_seconds=5.0

@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: the documents above docs/ as pages, and the examples as one."""
+"""MkDocs hooks: add the documents of the repository's root and a page with all examples to the site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """The documents of the repository's top folder, and one page with all examples, join those of docs/."""
+    """Add the documents of the repository's root, and a page with all examples."""
     from mkdocs.structure.files import File
 
     root = Path(config.config_file_path).parent
@@ -29,7 +29,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with links that stay on the site, wherever they lead in the repository."""
+    """Rewrite links to files of the repository to pages of the site."""
     source = page.file.src_uri
     above = source in ABOVE
     home = "" if above else "docs/"
@@ -43,21 +43,21 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def relative(aim: str, folder: str, root: Path) -> str:
-    """A link from a page's folder in docs/ to a file of the repository."""
+    """Rewrite a link from a page in docs/ to a file of the repository."""
     name = aim.removeprefix("docs/")
     if aim == "README.md":
         name = "README.md"
     elif aim == "examples" or aim.startswith("examples/"):
         name = "examples.md"
     elif not aim.startswith("docs/") and aim not in ABOVE:
-        raise ValueError(f"{folder}: nothing on the site stands for {aim}")
+        raise ValueError(f"{folder}: no page of the site corresponds to {aim}")
     elif (root / aim).is_dir():
         name += "/README.md"
     return posixpath.relpath(name, folder or ".")
 
 
 def examples(root: Path) -> str:
-    """A page with every example."""
+    """A page with all examples."""
     parts = ["# Examples\n\nRun by the tests. They are in `examples/` of the repository.\n"]
     for path in sorted((root / "examples").glob("*.py")):
         parts.append(f'## {path.stem}\n\n```python title="{path.name}"\n{path.read_text("utf-8")}```\n')
@@ -65,6 +65,6 @@ def examples(root: Path) -> str:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text with all but its code changed."""
+    """Apply a function to the text outside of code."""
     parts = re.split(r"(^ *```.*?^ *```|`[^`\n]+`)", text, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""The classic job: requests and html5lib over a list of sites, one page each, on 16 threads or 16 processes."""
+"""A plain script: requests and html5lib over a list of sites, one page each, on 16 threads or 16 processes."""
 
 import json
 import os

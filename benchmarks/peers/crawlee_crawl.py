@@ -22,13 +22,13 @@ async def main(choice) -> None:
     durable = choice.durable
     configuration = Configuration(
         purge_on_start=not durable, storage_dir=durable or "storage", log_level="ERROR",
-        # It slows down by itself when the machine is busy, which others on this machine should not decide.
+        # Disable its automatic scaling, which depends on the load of the machine.
         max_used_cpu_ratio=1.0, max_event_loop_delay=timedelta(seconds=10), available_memory_ratio=0.9,
     )  # fmt: skip
     crawler = ParselCrawler(
         configuration=configuration,
         storage_client=FileSystemStorageClient() if durable else MemoryStorageClient(),
-        # It takes no further authority: certificates are not checked, which is in its favour.
+        # It supports no custom authority: certificates are not verified, which is in its favor.
         http_client=ImpitHttpClient(verify=not choice.ca_file, browser=None),
         concurrency_settings=ConcurrencySettings(min_concurrency=100, desired_concurrency=100, max_concurrency=100),
         max_request_retries=0,

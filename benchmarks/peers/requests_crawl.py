@@ -15,7 +15,7 @@ MINE = local()
 
 
 def fetch(url, ca_file):
-    """A page's row, and the links that stay on its host."""
+    """A page's row, and its links on the same host."""
     # A session is not safe to share between threads.
     if not hasattr(MINE, "session"):
         MINE.session = requests.Session()

@@ -1,4 +1,4 @@
-"""A broad crawl with Scrapy, tuned: one page of each of many hosts, whose names all stand for this machine."""
+"""A broad crawl with tuned Scrapy: one page from each of many hosts, whose names all resolve to this machine."""
 
 import sys
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ SEEDS = open(sys.argv[1]).read().split()
 
 
 class Loopback(ThreadedResolver):
-    """Knows every name, at once: no time goes into looking them up."""
+    """Resolves every name immediately, without DNS."""
 
     @classmethod
     def from_crawler(cls, crawler, reactor):

@@ -1,4 +1,4 @@
-"""The same crawl with Scrapy, tuned; with `--seen` the spider keeps its own seen set and makes no Request per link."""
+"""The same crawl with tuned Scrapy; with `--seen`, the spider keeps a seen set and skips seen links."""
 
 import scrapy
 from scrapy.crawler import CrawlerProcess
@@ -14,7 +14,7 @@ class Pages(scrapy.Spider):
     name = "pages"
 
     async def start(self):
-        # Not `start_urls`: those pass by the filter, so that a page which links to itself would be fetched twice.
+        # Not `start_urls`: those bypass the dupefilter, so a page that links to itself would be fetched twice.
         for url in SEEDS:
             yield scrapy.Request(url)
 

@@ -23,7 +23,7 @@ def work(choice, output):
 
     class Pages(RedisSpider):
         name = "pages"
-        # Never: it counts from the start of the process, so that a worker without work for a moment would leave.
+        # Never: it counts from the start of the process, so a worker that is idle for a moment would exit.
         max_idle_time = 0
 
         def parse(self, response):

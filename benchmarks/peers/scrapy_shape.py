@@ -1,4 +1,4 @@
-"""What all Scrapy contenders do with a page, and the settings that are advised for speed."""
+"""Shared by all Scrapy contenders: page handling, and the settings recommended for speed."""
 
 from urllib.parse import urlsplit
 
@@ -21,12 +21,12 @@ EXTRACTOR = LinkExtractor()
 
 
 def archive(folder):
-    """Bodies on disk: Scrapy's own way to keep them, compressed."""
+    """Settings to store bodies on disk, compressed, in Scrapy's HTTP cache."""
     return {"HTTPCACHE_ENABLED": True, "HTTPCACHE_DIR": f"{folder}/bodies", "HTTPCACHE_GZIP": True}
 
 
 def parse(response, seen, **options):
-    """Items and requests of a page; with a set `seen`, no Request is made for a link that is in it."""
+    """Items and requests of a page; with a set `seen`, creates no Request for links in it."""
     links = EXTRACTOR.extract_links(response)
     yield {
         "url": response.url,

@@ -1,4 +1,4 @@
-"""A crawler written by hand with aiohttp and selectolax: no durability, no politeness, no limits."""
+"""A hand-written crawler with aiohttp and selectolax: no durability, no politeness, no limits."""
 
 import asyncio
 import json
