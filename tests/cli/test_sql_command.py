@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from gossamer.cli import gossamer
 from gossamer.errors import ConfigError
-from gossamer.results.sql import ask
+from gossamer.results.sql import run_query
 from gossamer.settings import Settings
 from gossamer.storage.registry import open_sinks
 from gossamer.storage.request_log import RequestLog, SentRequest
@@ -63,7 +63,7 @@ def store(folder: Path, kind: str) -> None:
 
 
 def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in ask(folder, query)][1:]
+    return [tuple(row) for row in run_query(folder, query)][1:]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,9 +123,9 @@ def test_sql_is_read_only_and_limited_to_the_job(tmp_path: Path, query: str) -> 
     (folder / "job.toml").write_text("secret = 1")
     (tmp_path / "outside.jsonl").write_text('{"a": 1}\n')
     before = (folder / "pages.jsonl").read_bytes()
-    assert list(ask(folder, "SELECT 1 AS one")) == [["one"], (1,)]
+    assert list(run_query(folder, "SELECT 1 AS one")) == [["one"], (1,)]
     with pytest.raises(ConfigError):
-        list(ask(folder, query.format(folder=folder)))
+        list(run_query(folder, query.format(folder=folder)))
     assert (folder / "pages.jsonl").read_bytes() == before
     assert {path.name for path in folder.iterdir()} == {"pages.jsonl", "items.jsonl", "trail", "job.toml"}
 
@@ -169,7 +169,7 @@ def test_empty_tables_exist(tmp_path: Path, kind: str) -> None:
 
 def test_sql_on_a_folder_without_a_job_fails(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no data in"):
-        list(ask(tmp_path, "SELECT 1"))
+        list(run_query(tmp_path, "SELECT 1"))
     (tmp_path / "pages.db").touch()
     with pytest.raises(ConfigError, match="sqlite"):
-        list(ask(tmp_path, "SELECT 1"))
+        list(run_query(tmp_path, "SELECT 1"))

@@ -159,7 +159,7 @@ def test_pages_that_were_kept_whole_become_one_warc_file(tmp_path: Path) -> None
     assert [url for kind, url in found if kind == "metadata"] == ["0", "1", "2", "3", "4", "1", "2", "9"]
     assert len(exported("--all-visits")) == len(found)
     store(tmp_path / "none", "jsonl", [record(1)])
-    assert "kept whole" in export(tmp_path / "none", "--format", "warc", "--out", tmp_path / "x", code=2)
+    assert "no stored response bodies" in export(tmp_path / "none", "--format", "warc", "--out", tmp_path / "x", code=2)
     assert not (tmp_path / "x").exists()
 
 

@@ -112,7 +112,7 @@ def test_a_command_works_or_is_refused_in_one_sentence(
     if (job.kind, name) in SAYS_SO:
         assert done.exception is None, done.exception
         assert "0" in done.stdout.split()
-        assert [text.startswith("pages and items have no rows here") for text in caplog.messages] == [True]
+        assert [text.startswith("the tables of pages and items are empty") for text in caplog.messages] == [True]
     elif name in WORKS[job.kind]:
         assert done.exception is None, done.exception
         assert not done.return_value

@@ -13,7 +13,7 @@ import pytest
 
 from gossamer.errors import ConfigError, NotKept, SinkError
 from gossamer.model import Record, Rejected
-from gossamer.results.sql import ask
+from gossamer.results.sql import run_query
 from gossamer.settings import Settings
 from gossamer.storage.query import Search
 from gossamer.storage.reader import StoredJob
@@ -96,10 +96,11 @@ def test_items_of_types_come_back_from_their_tables(job: StoredJob) -> None:
     assert second.items == visit(2).items
     assert [msgspec.json.decode(line) for line in reader_of(job).items()][2]["name"] == "second"
     assert [msgspec.json.decode(line, type=Rejected) for line in reader_of(job).rejected()] == [rejected]
-    rows = list(ask(job, "SELECT stock, price, sold_out, seen, day, tags[1] FROM items_product ORDER BY _number"))[1:]
+    query = "SELECT stock, price, sold_out, seen, day, tags[1] FROM items_product ORDER BY _number"
+    rows = list(run_query(job, query))[1:]
     assert [str(value) for value in rows[0]][3:5] == ["2026-01-02 03:04:05", "2026-01-02"]
     assert (rows[0][0], float(rows[0][1]), rows[0][2]) == (3, 12.5, False)
-    assert list(ask(job, "SELECT count(*) FROM pages"))[1:] == [(2,)]
+    assert list(run_query(job, "SELECT count(*) FROM pages"))[1:] == [(2,)]
 
 
 def test_a_search_goes_on_where_it_ended(job: StoredJob) -> None:

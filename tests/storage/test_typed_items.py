@@ -25,7 +25,7 @@ from gossamer.errors import ConfigError, SinkError
 from gossamer.extract.items import Schemas
 from gossamer.extract.spider import Spider
 from gossamer.model import PageRow, Record, Request, Response
-from gossamer.results.sql import ask
+from gossamer.results.sql import run_query
 from gossamer.settings import Settings
 from gossamer.storage.base import Sink
 from gossamer.storage.reader import StoredJob
@@ -170,9 +170,9 @@ def test_the_same_in_a_file_which_export_reads_back(tmp_path: Path) -> None:
         found = database.execute(f"SELECT {kinds} FROM items_product WHERE _page = 1").fetchall()
         assert found == [("real", "null", "integer", "text", "1.10", "a")]
         assert database.execute("SELECT pageTitle, words FROM items_struct").fetchall() == [("Title", None)] * 2
-    asked = list(ask(tmp_path, "SELECT price, sold_out, seen, day, tags->>0 FROM items_product WHERE _page = 1"))
+    asked = list(run_query(tmp_path, "SELECT price, sold_out, seen, day, tags->>0 FROM items_product WHERE _page = 1"))
     assert asked[1] == (9.5, False, WHEN.astimezone(datetime.UTC).replace(tzinfo=None), WHEN.date(), "a")
-    assert next(iter(list(ask(tmp_path, "SELECT count(*) FROM items"))[1:])) == (8,)
+    assert next(iter(list(run_query(tmp_path, "SELECT count(*) FROM items"))[1:])) == (8,)
     first = next(iter(StoredJob.of(tmp_path).records(items=True)))
     product, author, model, struct = first.items
     assert (product, author, model) == record.items[:3]

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from gossamer import job_folder, urls
 from gossamer.cli.console import Exit, brief, many, put, say, size
-from gossamer.cli.options import job_names, some_settings
+from gossamer.cli.options import frontier_option, job_names, some_settings
 from gossamer.cli.runner import check_out, read_settings, run
 from gossamer.clock import SystemClock
 from gossamer.cut import cut_words
@@ -57,9 +57,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def about_a_job(command: Command) -> Command:
     """Give a command the options that say which job is asked."""
-    frontier = click.option(
-        "--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Where the job is, if not here."
-    )
     job = click.option(
         "--job",
         "name",
@@ -69,7 +66,7 @@ def about_a_job(command: Command) -> Command:
         help="The job.  [default: that of the host, or the only one]",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-    return job(frontier(as_json(command)))
+    return job(frontier_option(as_json(command)))
 
 
 @click.command()

@@ -15,7 +15,7 @@ import msgspec
 
 from gossamer.cli import LINES
 from gossamer.cli.console import Exit, Row, brief, many, put, rate, say, size, span, table
-from gossamer.cli.options import job_names
+from gossamer.cli.options import frontier_option, job_names
 from gossamer.cli.runner import run
 from gossamer.engine.heartbeat import is_live
 from gossamer.errors import ConfigError
@@ -215,15 +215,10 @@ _STATES: dict[str, JobState] = {"pause": "paused", "resume": "running", "stop": 
 
 def on_a_job(command: Command, *, is_named: bool = True) -> Command:
     """Add the argument JOB and the option `--frontier` to a command."""
-    option = click.option(
-        "--frontier",
-        default="",
-        metavar="URL",
-        envvar="GOSSAMER_FRONTIER",
-        help="Address of the frontier, for a job of a fleet.",
-    )
     metavar = "JOB" if is_named else "[JOB]"
-    return click.argument("name", metavar=metavar, required=is_named, shell_complete=job_names)(option(command))
+    return click.argument("name", metavar=metavar, required=is_named, shell_complete=job_names)(
+        frontier_option(command)
+    )
 
 
 @click.command()

@@ -57,6 +57,18 @@ def region_option(command: Command) -> Command:
     return option(command)
 
 
+def frontier_option(command: Command) -> Command:
+    """Add `--frontier`, which locates the job of a fleet."""
+    option = click.option(
+        "--frontier",
+        default="",
+        metavar="URL",
+        envvar="GOSSAMER_FRONTIER",
+        help="Address of the frontier, for a job of a fleet.",
+    )
+    return option(command)
+
+
 def own_results_option(command: Command) -> Command:
     """Add `--own-results`: a property of the machine, not a setting of the job."""
     option = click.option(

@@ -1,4 +1,4 @@
-"""Commands on results: export, sql, diff, report, replay."""
+"""Commands on stored results: export, sql, diff, report, replay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rich.cells import cell_len, set_cell_size
 from gossamer import job_folder, logs
 from gossamer.cli import console
 from gossamer.cli.console import Exit, many, put, say
-from gossamer.cli.options import given, job_names, some_settings
+from gossamer.cli.options import frontier_option, given, job_names, some_settings
 from gossamer.cli.runner import check_out, read_settings, run
 from gossamer.clock import SystemClock
 from gossamer.errors import FrontierError, GossamerError, JobMissing, SinkError
@@ -38,7 +38,7 @@ from gossamer.results.diff import KINDS, Difference, differences
 from gossamer.results.export import FORMATS, Export, write
 from gossamer.results.replay import Replay, Replayed
 from gossamer.results.report import REPORT, ReportCounts, render, stored_rows
-from gossamer.results.sql import OVERVIEW, ask
+from gossamer.results.sql import OVERVIEW, run_query
 from gossamer.settings import Settings
 from gossamer.storage.csv import cell
 from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED
@@ -63,20 +63,20 @@ from gossamer.storage.segments import has_segments
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Only pages that meet it: status=200, site=example.com, 'depth<=2 and fetched_at>=2026-01-31', title~word.",
+    help="Filter pages: status=200, site=example.com, 'depth<=2 and fetched_at>=2026-01-31', title~word.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE|DIR", help="Write there.  [default: standard output]"
+    "--out", type=click.Path(path_type=Path), metavar="FILE|DIR", help="Output file or folder.  [default: stdout]"
 )
 @click.option(
     "--chunks",
     type=click.IntRange(min=10),
     metavar="WORDS",
-    help="With markdown: also split pages at their headings into parts of at most so many words, in chunks.jsonl.",
+    help="With markdown: also split pages at headings into chunks of at most WORDS words, in chunks.jsonl.",
 )
-@click.option("--all-visits", is_flag=True, help="Every visit of a page, not only the last.")
-@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that the job is of.")
-@click.option("--incomplete", is_flag=True, help="Export what is there although records of stored pages are missing.")
+@click.option("--all-visits", is_flag=True, help="Export every visit of a page, not only the last.")
+@frontier_option
+@click.option("--incomplete", is_flag=True, help="Export even if records of stored pages are missing.")
 def export(
     name: str,
     kind: str,
@@ -87,14 +87,14 @@ def export(
     incomplete: bool,
     **options: Any,
 ) -> int:
-    """Write what a job has stored, one record per page, in another form.
-
-    With --frontier it fails (exit code 1) if pages that the frontier counts as stored have no record.
+    """Export the pages or items of a job in another format.
 
     \b
     gossamer export shop --format items --out items.jsonl
     gossamer export shop --format csv --where status=200 --out pages.csv
     gossamer export shop --format markdown --out pages/
+
+    With --frontier, the command fails (exit code 1) if pages that the frontier counts as stored have no record.
     """
     where = Where(conditions)
     if out is not None and not FORMATS[kind].is_folder:
@@ -110,7 +110,7 @@ def export(
 
 
 async def _compare(name: str, frontier: str, place: StoredJob, *, incomplete: bool) -> None:
-    """Refuse to export a part of a job as if it were all of it."""
+    """Compare the records with the frontier, and raise SinkError if some are missing, unless `incomplete`."""
     home = place.folder
     marker = read_marker(home)
     if "/" in name and marker is None:
@@ -119,35 +119,35 @@ async def _compare(name: str, frontier: str, place: StoredJob, *, incomplete: bo
     try:
         job = await find_job(name, frontier)
     except JobMissing:
-        # Otherwise the address is that of other jobs.
+        # Without a marker, the address may be that of other jobs.
         if marker is not None:
-            say(f"warning: not compared with the frontier: job {name!r} is not there (any more)")
+            say(f"warning: not checked for missing records: the frontier has no job {name!r}")
         return
     except FrontierError as error:
-        say(f"warning: not compared with the frontier: {error}")
+        say(f"warning: not checked for missing records: {error}")
         return
     try:
         if not has_segments(home) and not (job.settings.results_id and wants_segments(job.settings.sink)):
             return
         if not is_results(home, job.settings):
-            what = f"{home} is not the results folder of job {name!r}: {MARKER} is missing, or of another job"
-            hint = "is the folder mounted on this machine?"
+            what = f"{home} is not the results folder of job {name!r}: {MARKER} is missing, or names another job"
+            hint = "check that the folder is mounted on this machine"
         else:
             found = await compare(job, home)
             if not found.missing:
                 return
             what = f"{found.missing:,} of {found.stored:,} stored pages of job {name!r} have no record in {home}"
             if not found.is_final:
-                say(f"warning: {what} yet: workers are at work")
+                say(f"warning: {what} yet: workers are running")
                 return
-            hint = f"{repair_command(name, frontier)} queues them again"
+            hint = f"queue them again with: {repair_command(name, frontier)}"
     except FrontierError as error:
-        say(f"warning: not compared with the frontier: {error}")
+        say(f"warning: not checked for missing records: {error}")
         return
     finally:
         await job.aclose()
     if not incomplete:
-        raise SinkError(what, hint=f"{hint}; --incomplete exports what is there")
+        raise SinkError(what, hint=f"{hint}; or export the other pages with --incomplete")
     say(f"warning: {what}")
 
 
@@ -158,21 +158,21 @@ _MEASURED_ROWS = 1000
 @click.command()
 @click.argument("name", metavar="JOB|DIR", shell_complete=job_names)
 @click.argument("query", default="", metavar="[SELECT ...]")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line.")
-@click.option("--csv", "as_csv", is_flag=True, help="CSV, without formulas.")
-@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that the job is of.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV; cells that look like formulas are escaped.")
+@frontier_option
 def sql(name: str, query: str, as_json: bool, as_csv: bool, frontier: str) -> int:
-    """Ask a job's files in SQL; without a question, list its tables and their columns.
+    """Query a job's results with SQL. Without a query, list the tables and their columns.
 
     \b
-    pages      a row a page, of its last visit
-    visits     a row for every visit
-    items      what the spider found
-    requests   every request that was sent
+    pages      one row per page, from its last visit
+    visits     one row per visit
+    items      the items of the spider
+    requests   one row per request that was sent
 
-    Times are UTC. Nothing but the files of the job can be read, and nothing written.
+    Times are in UTC. Queries can read only the job's files, and cannot write.
     """
-    rows = ask(run(find_stored(name, frontier)), query or OVERVIEW)
+    rows = run_query(run(find_stored(name, frontier)), query or OVERVIEW)
     names = [str(name) for name in next(rows)]
     if as_json:
         for row in rows:
@@ -188,7 +188,7 @@ def sql(name: str, query: str, as_json: bool, as_csv: bool, frontier: str) -> in
 
 
 def _in_json(value: Any) -> Any:
-    """JSON has no word for what is not a finite number; databases write null there."""
+    """NaN and infinity as null, as databases do: JSON cannot represent them."""
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -199,7 +199,7 @@ def _csv_line(row: Sequence[Any]) -> bytes:
 
 
 def _table(names: Sequence[str], rows: Iterator[Sequence[Any]], *, widest: int) -> Iterator[str]:
-    """Columns as wide as the first rows want them; numbers to the right."""
+    """A table whose column widths fit the first rows."""
     first = [_shown(row, widest) for row in islice(rows, _MEASURED_ROWS)]
     titles = [plain(name, widest) for name in names]
     widths = [max(map(cell_len, column)) for column in zip(titles, *first, strict=True)]
@@ -225,24 +225,22 @@ _SIGNS = {"new": "+", "gone": "-", "changed": "~"}
 @click.command()
 @click.argument("old", metavar="JOB|DIR", shell_complete=job_names)
 @click.argument("new", metavar="JOB|DIR", shell_complete=job_names)
-@click.option("--only", type=click.Choice(KINDS), multiple=True, help="Only these; may be repeated.")
+@click.option("--only", type=click.Choice(KINDS), multiple=True, help="List only this kind; may be repeated.")
 @click.option(
     "--by",
     type=click.Choice(["body", "text"]),
     default="body",
     show_default=True,
-    help="What makes a page another: its bytes, or the text that a reader sees (of crawls with --text).",
+    help="Compare the bytes of pages, or their visible text (crawls with --text).",
 )
-@click.option(
-    "--where", "conditions", multiple=True, metavar="CONDITION", help="Only pages that meet it, as in export."
-)
-@click.option("--count", is_flag=True, help="Only the counts.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line; the counts are the last one.")
-@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that they are of.")
+@click.option("--where", "conditions", multiple=True, metavar="CONDITION", help="Filter pages, as in export.")
+@click.option("--count", is_flag=True, help="Print only the counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per page, and the counts last.")
+@frontier_option
 def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[str, ...], **options: Any) -> int:
-    """List the pages that are new, gone or changed from one job to another, and count them.
+    """List the pages that are new, gone, or changed between two jobs.
 
-    A page is there if it was fetched well, or is a redirect. Exit code 0: no difference; 3: there are some.
+    Pages count if they were fetched successfully or redirect. Exit codes: 0 no differences; 3 differences.
     """
     where, count, as_json = Where(conditions), options["count"], options["as_json"]
     sides = [_Pages(run(find_stored(name, options["frontier"])), where) for name in (old, new)]
@@ -254,7 +252,7 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
         if not count:
             put(msgspec.json.encode(one) + b"\n" if as_json else _diff_line(one))
     if by == "text" and not all(side.have_text for side in sides):
-        say("hint: texts can be compared only where both crawls kept them, with --text")
+        say("hint: to compare texts, run both crawls with --text")
     found = {kind: counts[kind] for kind in KINDS if not only or kind in only}
     if as_json:
         put(msgspec.json.encode(found) + b"\n")
@@ -266,7 +264,7 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
 
 
 class _Pages:
-    """The pages of a job that are compared."""
+    """The filtered pages of one of the two jobs."""
 
     def __init__(self, place: StoredJob, where: Where) -> None:
         self._records = place.records()
@@ -289,12 +287,13 @@ log = logging.getLogger("gossamer.report")
 
 @click.command()
 @click.argument("name", metavar="JOB|DIR", shell_complete=job_names)
-@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet's, if it is one's.")
-@click.option("--out", default="", metavar="FILE|-", help="Where to write it.  [default: report.html of the job]")
+@frontier_option
+@click.option("--out", default="", metavar="FILE|-", help="Output file.  [default: report.html in the job's folder]")
 def report(name: str, frontier: str, out: str) -> int:
-    """Write a report of a job with pictures: one HTML file that needs nothing else.
+    """Write a report of a job as one self-contained HTML file.
 
-    It tells progress, answers, depth, sizes, times, links between sites, the busiest sites, and failures with examples.
+    The report shows progress, status codes, depth, sizes, latencies, links between sites, the busiest sites, and
+    failures with examples.
     """
     job = run(find_stored(name, frontier))
     page = _page(job, job_folder.folder_of(name, ()).name).encode()
@@ -309,9 +308,9 @@ def report(name: str, frontier: str, out: str) -> int:
 
 
 def leave_report(folder: Path) -> Path | None:
-    """The report that a crawl leaves beside its files; that it cannot be written is no reason to fail.
+    """Write the report at the end of a crawl; an error is only logged.
 
-    What is on a server is read when somebody asks: at its end a crawl does not have all of it sent back."""
+    Results on servers are not read for it: that would transfer all of them at the end of each crawl."""
     found = StoredJob.of(folder)
     job = replace(found, sinks=[name for name in found.sinks if not is_shared((name,))])
     if job.first("rows") is None:
@@ -320,20 +319,20 @@ def leave_report(folder: Path) -> Path | None:
     try:
         _write(path, _page(job, folder.name).encode())
     except (GossamerError, OSError) as error:
-        log.warning("no report was written: %s", error)
+        log.warning("cannot write the report: %s", error)
         return None
     return path
 
 
 def _page(stored: StoredJob, job: str) -> str:
-    tally = ReportCounts()
+    counts = ReportCounts()
     for row in stored_rows(stored):
-        tally.add(row)
-    return render(tally, job=job, facts={}, made_at=SystemClock().epoch())
+        counts.add(row)
+    return render(counts, job=job, facts={}, made_at=SystemClock().epoch())
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing: who has the old report open keeps it. A pipe or a device is written to as it is."""
+    """Write a file atomically; write directly to a pipe or a device."""
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
@@ -352,16 +351,12 @@ _SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, metavar="JOB|FILE...", shell_complete=job_names)
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to write to.  [default: JOB-replay]"
-)
-@click.option("--processes", type=click.IntRange(min=1), help="Processes to use.  [default: one a core]")
-@click.option("--all-visits", is_flag=True, help="Every visit of a page, not only the last.")
-@click.option(
-    "--where", "conditions", multiple=True, metavar="CONDITION", help="Only pages that meet it; see `export`."
-)
-@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that the job is of.")
-@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Output folder.  [default: JOB-replay]")
+@click.option("--processes", type=click.IntRange(min=1), help="Number of processes.  [default: one per core]")
+@click.option("--all-visits", is_flag=True, help="Replay every visit of a page, not only the last.")
+@click.option("--where", "conditions", multiple=True, metavar="CONDITION", help="Filter pages, as in export.")
+@frontier_option
+@click.option("--quiet", is_flag=True, help="Print errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @some_settings(*_SETTINGS)
 def replay(
@@ -375,9 +370,10 @@ def replay(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Run a spider over the pages that a job stored, or over WARC files: on all cores, and without a network.
+    """Run a spider over stored pages or WARC files, on all cores and without the network.
 
-    Writes pages.jsonl and items.jsonl as a crawl would. The pages must have been kept, by --sink warc or folder:/path.
+    Writes pages.jsonl and items.jsonl as a crawl would. The job must have stored whole pages, with --sink warc or
+    folder:/path.
     """
     logs.start(quiet=quiet)
     Where(conditions)
@@ -386,7 +382,7 @@ def replay(
     target = out or _default_out(places[0])
     with open_stored(*found) as stored:
         work = Replay(stored, settings, target, processes=processes or 0, all_visits=all_visits, where=conditions)
-        work.hatch()
+        work.fork()
         result = run(_until_signal(work))
     if as_json:
         put(f"{json.dumps(msgspec.to_builtins(result))}\n".encode())
@@ -397,7 +393,7 @@ def replay(
 
 
 async def _until_signal(work: Replay) -> Replayed:
-    """SIGTERM and Ctrl-C end the replay: its processes close their spiders, and the files of the last one stay."""
+    """Run the replay. SIGTERM and Ctrl-C cancel it: its processes close their spiders, and no file is changed."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -415,14 +411,14 @@ def _found(place: str, frontier: str) -> str | StoredJob:
     if Path(place).exists() or not frontier:
         known = Path(place).exists() or "://" in place or not (folder := job_folder.folder_of(place, ())).is_dir()
         return place if known else StoredJob.of(folder)
-    # It has to do with fleets, and takes long to load.
+    # Imported here: it takes long to load and is only for fleets.
     from gossamer.jobs.find import find_stored
 
     return run(find_stored(place, frontier))
 
 
 def _settings(places: Sequence[str | StoredJob], options: dict[str, Any]) -> Settings:
-    """Of a job's settings, those that say what is taken from a page; the command line goes first."""
+    """The job's settings for extraction; the command line overrides them."""
     kept: dict[str, Any] = {}
     if len(places) == 1:
         place = places[0] if isinstance(places[0], StoredJob) else StoredJob.of(Path(places[0]))
@@ -450,11 +446,11 @@ def _lines(result: Replayed, out: Path) -> list[str]:
     ]
     if result.rejected:
         kinds = ", ".join(f"{count:,} for {plain(field, 40)}" for field, count in list(result.fields.items())[:_FEW])
-        rows.append(("rejected", f"{console.many(result.rejected, 'item')} that fit no type: {kinds}"))
+        rows.append(("rejected", f"{console.many(result.rejected, 'item')} that match no item type: {kinds}"))
     if result.dropped:
         rows.append(("dropped", f"{console.many(result.dropped, 'item')} by pipelines"))
     if result.requests:
-        rows.append(("requests", f"{result.requests:,} that the spider made, and nobody sent"))
+        rows.append(("requests", f"{result.requests:,} from the spider, not sent"))
     for number, (url, error) in enumerate(result.failures[:_FEW]):
         label = f"{result.failed:,}, as" if not number else ""
         rows.append(("failed" if not number else "", f"{label} {plain(url, 200)}: {plain(error, 300)}".strip()))

@@ -1,4 +1,4 @@
-"""Compares the pages of two jobs: new, gone, or changed, in bounded memory."""
+"""Compares the pages of two jobs in bounded memory: new, gone, or changed."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _url = attrgetter("url")
 
 
 class Side(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A page as one of the jobs has it, as far as it is compared."""
+    """The compared fields of a page in one of the jobs."""
 
     url: str
     status: int = 0
     digest: str = ""
-    """Of the body, or of its text where texts are compared."""
+    """Digest of the body, or of the text if texts are compared."""
     location: str = ""
     error: str = ""
     cut: str = ""
-    """What was dropped of the page, if that bears on its digest."""
+    """What a limit cut from the page, if that affects its digest."""
 
     @property
     def is_there(self) -> bool:
-        """Whether there was a page, or a redirect."""
+        """Whether it is a successful page or a redirect."""
         return 200 <= self.status < 400 and not self.error
 
 
 class Difference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A page that is not in both jobs, or not the same in both."""
+    """A page that only one of the jobs has, or that differs between them."""
 
     kind: Kind
     url: str
     why: str = ""
-    """For `changed` what has: body, text, status or location, and `(cut: ...)` where one of the two is only a part; for
-    `gone` the status, the error, or `not fetched`."""
+    """For `changed`: body, text, status, or location, with `(cut: ...)` if one of the two was cut. For `gone`: the
+    status, the error, or `not fetched`."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,9 +55,9 @@ _decode = msgspec.msgpack.Decoder(Side).decode
 
 
 def differences(before: Iterable[Record], after: Iterable[Record], *, by_text: bool = False) -> Iterator[Difference]:
-    """The differences in the order of URLs. A page that failed is not there; one that failed in both is no difference.
+    """The differences, in the order of URLs. Failed pages count as absent.
 
-    `by_text` compares what readers see, where both jobs have kept it."""
+    `by_text` compares the visible text of pages, if both jobs have stored it."""
     with ExitStack() as stack:
         old, new = (_in_order((_side(one.page, by_text) for one in side), stack) for side in (before, after))
         for one, other in _paired(old, new):
@@ -91,7 +91,7 @@ def _change(one: Side, other: Side, by_text: bool) -> str:
         return f"status {one.status} -> {other.status}"
     if one.location != other.location:
         return "location"
-    # A page that was not sent again has no body to compare, and one without a digest says nothing.
+    # A page that was not sent again (304) has no body to compare.
     if not one.digest or not other.digest or one.digest == other.digest:
         return ""
     cut = other.cut or one.cut
@@ -99,7 +99,7 @@ def _change(one: Side, other: Side, by_text: bool) -> str:
 
 
 def _paired(old: Iterator[Side], new: Iterator[Side]) -> Iterator[tuple[Side | None, Side | None]]:
-    """Both in the order of their URLs, with the same URL side by side."""
+    """Merge both, in the order of their URLs, into pairs with the same URL."""
     one, other = next(old, None), next(new, None)
     while one is not None or other is not None:
         if other is None or (one is not None and one.url < other.url):
@@ -114,7 +114,7 @@ def _paired(old: Iterator[Side], new: Iterator[Side]) -> Iterator[tuple[Side | N
 
 
 def _in_order(sides: Iterator[Side], stack: ExitStack) -> Iterator[Side]:
-    """Sorted by URL; what is more than fits into memory waits in files that nobody else sees."""
+    """Sort by URL; what does not fit into memory is sorted in temporary files."""
     runs: list[Iterator[Side]] = []
     while some := sorted(islice(sides, _SORTED_AT_ONCE), key=_url):
         if len(some) < _SORTED_AT_ONCE:

@@ -1,4 +1,4 @@
-"""Exports what a job stored in another form: JSON lines, CSV, URLs, items, or WARC."""
+"""Exports results in another format: JSON Lines, CSV, URLs, items, or WARC."""
 
 from __future__ import annotations
 
@@ -31,68 +31,68 @@ from gossamer.storage.warc.reader import warc_files
 from gossamer.storage.warc.records import OPEN, OURS, SUFFIX, next_record, warcinfo
 
 Writes = Callable[["Export"], int]
-"""Writes an export, and says how many pages or items it wrote."""
+"""Writes an export; returns the number of pages or items."""
 
 
 class Format(NamedTuple):
-    """A form that a job can be exported in: where its code is, as `module:function`, and what it takes."""
+    """An export format: its writer as `module:function`, and its description."""
 
     code: str
     meaning: str
     is_text: bool = True
-    """Whether it may go to a terminal."""
+    """Whether it may be printed to a terminal."""
     is_folder: bool = False
-    """Whether it makes many files: then `--out` names a folder, and must be given."""
+    """Whether it writes many files; `--out` is then required and names a folder."""
 
 
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format("gossamer.results.export:write_jsonl", "pages, a JSON object a line"),
+    "jsonl": Format("gossamer.results.export:write_jsonl", "pages, one JSON object per line"),
     "csv": Format("gossamer.results.export:write_csv", "pages, for spreadsheets"),
     "parquet": Format("gossamer.results.export_parquet:write_parquet", "pages, with typed columns", is_text=False),
-    "warc": Format("gossamer.results.export:write_warc", "pages whole, if the job kept them", is_text=False),
+    "warc": Format("gossamer.results.export:write_warc", "whole responses, if the job stored them", is_text=False),
     "markdown": Format(
-        "gossamer.results.markdown:write_markdown", "the main part of pages, a file each", is_folder=True
+        "gossamer.results.markdown:write_markdown", "main content of pages, one file each", is_folder=True
     ),
     "urls": Format("gossamer.results.export:write_urls", "URLs of pages"),
-    "items": Format("gossamer.results.export:write_items", "items, a JSON object a line"),
-    "rejected": Format("gossamer.results.export:write_rejected", "items that fit no type, and why"),
+    "items": Format("gossamer.results.export:write_items", "items, one JSON object per line"),
+    "rejected": Format("gossamer.results.export:write_rejected", "rejected items, with the reason"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What is to be exported, and to where."""
+    """The source, filter, and target of an export."""
 
     folder: Path
-    """Where what the job stored is: segments, pages.jsonl, archive/ and so on."""
+    """The folder with the results: segments, pages.jsonl, archive/, and so on."""
     place: StoredJob | None = None
-    """The same with the settings of a fleet's job, which may not be there."""
+    """The results with the settings of a fleet's job, which the folder may lack."""
     where: Where = field(default_factory=Where)
     out: Path | None = None
-    """A file, or for some formats a folder; None is standard output."""
+    """A file, or a folder for some formats; None is standard output."""
     all_visits: bool = False
-    """Every visit of a page, not only the last."""
+    """Whether to export every visit of a page, not only the last."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What a format is told besides, by the name of the option."""
+    """Options of the format, by name."""
 
     @property
     def source(self) -> StoredJob:
-        """The folder and the job's settings."""
+        """The results of the job, with its settings."""
         return self.place or StoredJob.of(self.folder)
 
     def records(self, *, with_items: bool = False) -> Iterator[Record]:
-        """The pages that are to be exported, one after another."""
+        """The pages to export."""
         found = self.source.records(all_visits=self.all_visits, items=with_items)
         return (record for record in found if self.where(record.page)) if self.where else found
 
     @contextmanager
     def output(self) -> Iterator[IO[bytes]]:
-        """Where the bytes go; a file is there when it is whole, and only then."""
+        """The output stream. A file is renamed into place when it is complete."""
         if self.out is None:
             yield sys.stdout.buffer
             return
         if self.out.exists() and not self.out.is_file():
-            # A pipe or a device, which a file must not take the place of.
+            # A pipe or a device, which must not be replaced by a file.
             with self.out.open("wb") as file:
                 yield file
             return
@@ -108,12 +108,16 @@ class Export:
 
 
 def write(kind: str, export: Export) -> int:
-    """Write an export in one of the `FORMATS`; how many pages or items that were."""
+    """Write an export in one of the `FORMATS`; returns the number of pages or items."""
     wanted = FORMATS[kind]
     if wanted.is_folder and export.out is None:
-        raise ConfigError(f"--format {kind} makes a folder", hint=f"--out {export.folder.name}-{kind}")
+        raise ConfigError(
+            f"--format {kind} writes a folder, and --out is missing", hint=f"--out {export.folder.name}-{kind}"
+        )
     if not wanted.is_text and export.out is None and sys.stdout.isatty():
-        raise ConfigError(f"--format {kind} is not for a terminal", hint="--out FILE, or > FILE")
+        raise ConfigError(
+            f"--format {kind} is binary and cannot be printed to a terminal", hint="--out FILE, or > FILE"
+        )
     module, _, function = wanted.code.partition(":")
     writes: Writes = getattr(import_module(module), function)
     return writes(export)
@@ -124,25 +128,25 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_jsonl(export: Export) -> int:
-    """Pages as pages.jsonl has them."""
+    """Write pages in the format of pages.jsonl."""
     return _lines(export, (_encode(record.page) for record in export.records()))
 
 
 def write_urls(export: Export) -> int:
-    """URLs of pages."""
+    """Write the URLs of pages, one per line."""
     return _lines(export, (record.page.url.encode("utf-8", "replace") for record in export.records()))
 
 
 def write_items(export: Export) -> int:
-    """Items as items.jsonl has them."""
+    """Write items in the format of items.jsonl."""
     return _lines(export, _items(export))
 
 
 def write_csv(export: Export) -> int:
-    """Pages as pages.csv has them, without formulas."""
+    """Write pages in the format of pages.csv, with formulas escaped."""
     count = 0
     records = export.records()
-    # Before the names of the columns: nothing is printed where there is nothing to export.
+    # Before the header: without results, nothing is printed.
     first = list(islice(records, 1))
     with export.output() as out:
         rows = csv.writer(_Encoded(out))
@@ -154,7 +158,7 @@ def write_csv(export: Export) -> int:
 
 
 class _Encoded(NamedTuple):
-    """What a writer of CSV writes to."""
+    """A text stream over a binary one, for `csv.writer`."""
 
     out: IO[bytes]
 
@@ -180,7 +184,7 @@ def _items(export: Export) -> Iterator[bytes]:
 
 
 def write_rejected(export: Export) -> int:
-    """The lines of items-rejected.jsonl; of a fleet's job, what its workers kept aside."""
+    """Write the lines of items-rejected.jsonl, or the items that the workers of a fleet rejected."""
     count = 0
     with export.output() as out:
         for line in _rejected(export):
@@ -209,7 +213,7 @@ _decode = msgspec.json.Decoder(Record).decode
 
 
 def write_warc(export: Export) -> int:
-    """The last visit of every page, or each; and bodies of others that revisit records among them refer to."""
+    """Write the last visit of every page, or every visit, and the bodies that revisit records among them refer to."""
     paths = _archives(export.source)
     with ExitStack() as stack, export.output() as out:
         files = [stack.enter_context(path.open("rb")) for path in paths]
@@ -226,7 +230,7 @@ def write_warc(export: Export) -> int:
 
 
 class _Visits:
-    """Where each visit of an archive is, and what decides whether it is exported."""
+    """The visits in an archive: their position, and the data that decides whether they are exported."""
 
     def __init__(self) -> None:
         self.file, self.start, self.end = array("Q"), array("Q"), array("Q")
@@ -235,7 +239,7 @@ class _Visits:
         self._words = LastWords()
 
     def read(self, path: Path, file: IO[bytes], number: int, export: Export) -> None:
-        """Add those of a file."""
+        """Add the visits of a file."""
         start: int | None = None
         digest, has_body = 0, False
         for member in _members(path):
@@ -244,7 +248,7 @@ class _Visits:
                 continue
             kind = member.named(b"WARC-Type")
             if kind not in ("response", "revisit") and start is None and member.named(b"WARC-Concurrent-To"):
-                # What belongs to an answer that could not be read.
+                # It belongs to a response that cannot be read.
                 continue
             start = member.offset if start is None else start
             if kind in ("response", "revisit"):
@@ -266,7 +270,7 @@ class _Visits:
                 start, digest, has_body = None, 0, False
 
     def chosen(self) -> tuple[Iterator[int], int]:
-        """The visits that are exported, in their order, and how many of them are there for their own sake."""
+        """The visits to export, in order, and their number without those that are exported only for their body."""
         wanted = bytearray(meets and last for meets, last in zip(self._meets, self._words.settled(), strict=True))
         count = sum(wanted)
         missing = {self._digest[one] for one, is_wanted in enumerate(wanted) if is_wanted and not self._has_body[one]}
@@ -279,8 +283,8 @@ class _Visits:
 
 
 def _members(path: Path) -> Iterator[index.Member | None]:
-    """The records of a file. One that is broken is told, None takes its place, and the next one is looked for; a file
-    that is being written may end in the middle of one."""
+    """The records of a file. A corrupt record is logged and replaced by None, and reading continues at the next one. A
+    file that is being written may end in the middle of a record."""
     start: int | None = 0
     while start is not None:
         end = start
@@ -289,7 +293,7 @@ def _members(path: Path) -> Iterator[index.Member | None]:
             end = member.offset + member.length
         if path.name.endswith(OPEN) or end >= path.stat().st_size:
             return
-        log.warning("not exported: %s, byte %d: the record is broken", path, end)
+        log.warning("skipped: %s, byte %d: corrupt record", path, end)
         yield None
         start = next_record(path, end)
 
@@ -298,24 +302,24 @@ def _archives(place: StoredJob) -> list[Path]:
     if found := [path for path in warc_files(place) if path.name.endswith((SUFFIX, SUFFIX + OPEN))]:
         return found
     raise NotKept(
-        f"no page was kept whole in {place.folder}",
-        hint="crawl with --sink warc; for warc:/path, name that folder as the job",
+        f"{place.folder} has no stored response bodies",
+        hint="crawl with --sink warc; for --sink warc:/path, export that folder",
     )
 
 
 def _record(member: index.Member, file: IO[bytes]) -> Record | None:
-    """The visit that a metadata record of ours tells of; None if another program wrote it."""
-    said = member.head.partition(OURS)[2]
-    if said and not said.endswith(b"\r\n\r\n\r\n"):
-        # With the text of its page it may be longer than what was read of it.
+    """The visit in a metadata record; None if another program wrote the record."""
+    text = member.head.partition(OURS)[2]
+    if text and not text.endswith(b"\r\n\r\n\r\n"):
+        # The record is longer than its head: it contains the text of the page.
         file.seek(member.offset)
-        said = gunzip().decompress(file.read(member.length)).partition(OURS)[2]
-    return _decode(said.rstrip(b"\r\n")) if said else None
+        text = gunzip().decompress(file.read(member.length)).partition(OURS)[2]
+    return _decode(text.rstrip(b"\r\n")) if text else None
 
 
 def _copy(file: IO[bytes], start: int, end: int, out: IO[bytes]) -> None:
     file.seek(start)
     while start < end:
-        piece = file.read(min(_COPIED_BYTES, end - start))
-        out.write(piece)
-        start += len(piece)
+        data = file.read(min(_COPIED_BYTES, end - start))
+        out.write(data)
+        start += len(data)

@@ -1,11 +1,11 @@
-"""Exports pages as one Parquet file, whatever sink stored them."""
+"""Exports the pages of any sink as one Parquet file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
 
-# It says in words that pyarrow is missing, so it comes first.
+# Imported first: it raises a ConfigError if pyarrow is missing.
 from gossamer.storage import parquet_files  # isort: skip
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,11 +14,11 @@ from gossamer.results.export import Export
 
 _BATCH = 4096
 _GROUP_BYTES = 64 * 1024 * 1024
-"""Of a row group in memory: the texts of pages may be long."""
+"""Max bytes of a row group in memory: the texts of pages may be long."""
 
 
 def write_parquet(export: Export) -> int:
-    """Pages in the columns of the sink parquet; what the job's files do not tell is null."""
+    """Write pages in the columns of the sink `parquet`; values that the job's files lack are null."""
     count = 0
     with export.output() as out, pq.ParquetWriter(out, parquet_files.PAGE_SCHEMA, **parquet_files.WRITING) as writer:
         group: list[pa.RecordBatch] = []

@@ -39,20 +39,20 @@ _WORD = re.compile(rf"[{_SPACELESS}]|[^\s{_SPACELESS}]+")
 _HAS_SPACELESS = re.compile(rf"[{_SPACELESS}]")
 _FULL_STOPS = ("。", "！", "？", "｡")
 _LETTERS_A_WORD = 2
-"""Letters of such a script that count as one word; in Chinese and Japanese words have two of them on average."""
+"""Letters of such a script that count as one word: the average in Chinese and Japanese."""
 
 
 class Chunk(NamedTuple):
-    """A part of a text, and the headings that it stands under, from the outermost."""
+    """A part of a text, with the headings above it, from the outermost."""
 
     headings: tuple[str, ...]
     text: str
 
 
 def chunks(markdown: str, most_words: int) -> Iterator[Chunk]:
-    """Parts of at most `most_words` words, none of which goes beyond a heading. Together they are the whole text.
+    """Split Markdown at headings into parts of at most `most_words` words. Together they are the whole text.
 
-    Paragraphs stay whole if they can; a longer one is cut between sentences, then between lines and words."""
+    Paragraphs stay whole if they fit; a longer one is split between sentences, then between lines and words."""
     path: list[tuple[int, str]] = []
     held: list[str] = []
     for block in _blocks(markdown):
@@ -61,21 +61,21 @@ def chunks(markdown: str, most_words: int) -> Iterator[Chunk]:
             yield from _joined(path, held, most_words)
             held = []
             level = len(heading[1])
-            path = [*(one for one in path if one[0] < level), (level, _without_signs(heading[2]))]
+            path = [*(one for one in path if one[0] < level), (level, _without_hashes(heading[2]))]
         else:
             held.append(block)
     yield from _joined(path, held, most_words)
 
 
-def _without_signs(heading: str) -> str:
-    """The text of a heading without the signs that may close it."""
+def _without_hashes(heading: str) -> str:
+    """The text of a heading without closing hash signs."""
     text = heading.strip()
     bare = text.rstrip("#")
     return bare.rstrip() if not bare or bare[-1] in " \t" else text
 
 
 def count_words(text: str) -> int:
-    """Words as they are counted here: what stands between white space; where a script has none, every two letters."""
+    """Count words: runs between white space; in scripts without spaces, every two letters."""
     if text.isascii() or _HAS_SPACELESS.search(text) is None:
         return len(text.split())
     letters = len(_HAS_SPACELESS.findall(text))
@@ -83,7 +83,7 @@ def count_words(text: str) -> int:
 
 
 def _blocks(markdown: str) -> Iterator[str]:
-    """Headings, paragraphs, lists, tables and fenced code, each as it stands."""
+    """The blocks of a text, unchanged: headings, paragraphs, lists, tables, and fenced code."""
     lines: list[str] = []
     fence = ""
     for line in markdown.splitlines():
@@ -111,34 +111,34 @@ def _blocks(markdown: str) -> Iterator[str]:
 def _joined(path: list[tuple[int, str]], blocks: list[str], most_words: int) -> Iterator[Chunk]:
     headings = tuple(text for _, text in path)
     text, words = "", 0
-    for piece, glue in _pieces(blocks, most_words):
-        more = count_words(piece)
+    for part, separator in _parts(blocks, most_words):
+        more = count_words(part)
         if words and words + more > most_words:
             yield Chunk(headings, text)
             text, words = "", 0
-        text, words = (f"{text}{glue}{piece}" if text else piece), words + more
+        text, words = (f"{text}{separator}{part}" if text else part), words + more
     if text:
         yield Chunk(headings, text)
 
 
-def _pieces(blocks: list[str], most_words: int) -> Iterator[tuple[str, str]]:
-    """Pieces that are short enough, each with what stands before it."""
+def _parts(blocks: list[str], most_words: int) -> Iterator[tuple[str, str]]:
+    """Split blocks into parts of at most `most_words` words, each with the separator before it."""
     for block in blocks:
         if count_words(block) <= most_words:
             yield block, "\n\n"
             continue
         is_code = _FENCE.match(block) is not None
-        glue = "\n\n"
+        separator = "\n\n"
         for sentence in block.split("\n") if is_code or "\n" in block else _SENTENCE.split(block):
             if not sentence and not is_code:
                 continue
             for part, is_apart in _cut(sentence, most_words):
-                yield part, glue if is_apart else ""
-                glue = "\n" if is_code or "\n" in block else "" if sentence.endswith(_FULL_STOPS) else " "
+                yield part, separator if is_apart else ""
+                separator = "\n" if is_code or "\n" in block else "" if sentence.endswith(_FULL_STOPS) else " "
 
 
 def _cut(sentence: str, most_words: int) -> Iterator[tuple[str, bool]]:
-    """A sentence in parts that are short enough, and whether a space stood before each."""
+    """Split a sentence into parts of at most `most_words` words, each with whether a space precedes it."""
     if count_words(sentence) <= most_words:
         yield sentence, True
         return
@@ -166,17 +166,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_markdown(export: Export) -> int:
-    """A file a page in HOST/, with front matter; index.jsonl lists them, and chunks.jsonl has their parts, if asked."""
+    """Write one file per page to HOST/, with front matter, index.jsonl, and with the option `chunks` chunks.jsonl."""
     assert export.out is not None
     folder = export.out
     if folder.exists() and not (folder / INDEX).exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty", hint="give --out a new folder, or one of an earlier export")
+        raise ConfigError(f"--out {folder} is not empty", hint="choose a new folder, or one of an earlier export")
     folder.mkdir(parents=True, exist_ok=True)
     with open_stored(export.source) as stored:
-        crew = ReplayPool(stored, Settings(spider=_SPIDER), all_visits=export.all_visits, where=export.where.conditions)
+        pool = ReplayPool(stored, Settings(spider=_SPIDER), all_visits=export.all_visits, where=export.where.conditions)
         writer = _Writer(folder, most_words=export.options.get("chunks") or 0, all_visits=export.all_visits)
         try:
-            asyncio.run(crew.run(writer.take))
+            asyncio.run(pool.run(writer.take))
         finally:
             writer.close()
     writer.finish()
@@ -184,7 +184,7 @@ def write_markdown(export: Export) -> int:
 
 
 class _Writer:
-    """Writes the files as pages come; the lists take their names at the end."""
+    """Writes the files of pages; index.jsonl and chunks.jsonl are renamed into place at the end."""
 
     def __init__(self, folder: Path, *, most_words: int, all_visits: bool) -> None:
         self._folder = folder
@@ -197,21 +197,21 @@ class _Writer:
         self._unread = 0
 
     def take(self, done: Done) -> None:
-        """Write what a part of the pages gave."""
+        """Write the pages of one part."""
         for what in (*done.unread, *(f"{url}: {error}" for url, error in done.failures)):
             if self._unread < _MOST_REPORTED:
-                log.warning("not exported: %s", what)
+                log.warning("skipped: %s", what)
             self._unread += 1
         for line in done.items.splitlines():
             self._write(msgspec.json.decode(line))
 
     def close(self) -> None:
-        """Let go of the lists."""
+        """Close index.jsonl and chunks.jsonl."""
         for file in self._files.values():
             file.close()
 
     def finish(self) -> None:
-        """All is there."""
+        """Rename index.jsonl and chunks.jsonl into place."""
         for name, draft in self._drafts.items():
             draft.replace(self._folder / name)
 
@@ -222,13 +222,13 @@ class _Writer:
         name = file_name(page["url"], at=page["fetched_at"] if self._all_visits else None)
         path = self._folder / name
         if path.parent.is_symlink():
-            raise ConfigError(f"{path.parent} is a link", hint="give --out a new folder")
+            raise ConfigError(f"{path.parent} is a symbolic link", hint="choose a new folder with --out")
         path.parent.mkdir(exist_ok=True)
         draft = path.with_name(f".{path.name}")
         draft.unlink(missing_ok=True)
         with draft.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
             file.write(f"{_front_matter(page)}\n{text}\n")
-        # A name that is there already, and be it a link, gives way to the file.
+        # Replaces an existing file or link.
         draft.replace(path)
         entry = {"file": name, **page, "words": count_words(text)}
         self._files[INDEX].write(_encode(entry) + b"\n")
@@ -250,7 +250,7 @@ class _Writer:
 
 
 def file_name(url: str, *, at: float | None = None) -> str:
-    """HOST/WORDS-OF-THE-PATH-DIGEST.md: safe on every system, the same for the same URL, and no other's."""
+    """HOST/WORDS-OF-THE-PATH-DIGEST.md: valid on every file system, and unique per URL."""
     host = re.sub(r"[^a-z0-9.-]+", "_", urls.host_port(url).lower()).strip(".")[:_HOST_CHARS]
     if not host or _RESERVED.match(host):
         host = f"_{host}"
@@ -268,31 +268,31 @@ def _front_matter(page: Mapping[str, Any]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of JSON is one of YAML; white space in all of them is single spaces."""
+    """A YAML string: JSON strings are valid YAML."""
     return json.dumps(text, ensure_ascii=False)
 
 
 class CleanPages(Spider):
-    """One item for each HTML page, whatever its label."""
+    """A spider that yields one item with Markdown and metadata per HTML page."""
 
     def handler(self, label: str) -> Handler:
-        """The same for all pages."""
+        """One handler for all labels."""
         return self.parse
 
     def parse(self, page: Page) -> list[dict[str, Any]]:
-        """The page, clean."""
+        """The Markdown and metadata of a page."""
         if not page.is_html:
             return []
-        said = page.metadata
-        named = {
-            "title": said.title,
-            "author": said.author,
-            "date": said.date,
-            "modified": said.modified,
-            "language": said.language,
-            "description": said.description,
-            "site_name": said.site_name,
+        metadata = page.metadata
+        fields = {
+            "title": metadata.title,
+            "author": metadata.author,
+            "date": metadata.date,
+            "modified": metadata.modified,
+            "language": metadata.language,
+            "description": metadata.description,
+            "site_name": metadata.site_name,
             "cut": format_cut(page.cut),
         }
-        found = {name: value for name, value in named.items() if value}
+        found = {name: value for name, value in fields.items() if value}
         return [{"url": page.url, "fetched_at": page.response.fetched_at, **found, "markdown": page.markdown}]

@@ -1,4 +1,4 @@
-"""A process of a replay: reads its tasks, runs the spider over stored pages, writes lines."""
+"""A child process of a replay: receives tasks, runs the spider over stored pages, and sends back lines."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ from gossamer.storage.warc.reader import ReadPart
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a process is told first."""
+    """The first message to a process."""
 
     settings: dict[str, Any]
     warcs: list[str]
     trees: list[tuple[str, str]]
     drafts: str
-    """Folder with the indexes that were made."""
+    """Folder with the generated indexes."""
     where: list[str] = []
-    """Conditions that a page must meet."""
+    """Filter conditions for pages."""
 
 
 class ReplayTask(msgspec.Struct, frozen=True):
-    """One part to work through."""
+    """One part of the stored pages to process."""
 
     part: ReadPart
     careful: bool = False
-    """Whether each page is named before the spider sees it, because a process died of one."""
+    """Whether to announce each page before the spider gets it, because a process crashed on one."""
     fatal: list[int] = []
-    """Places of pages that processes died of."""
+    """Places of pages on which processes crashed."""
     costly: list[int] = []
-    """Places of pages at which processes were killed, because they did not come to an end."""
+    """Places of pages on which processes were killed, because they exceeded their time limit."""
 
 
 class At(msgspec.Struct, tag="at", frozen=True):
-    """The page that comes next."""
+    """Announces the next page."""
 
     offset: int
     url: str
 
 
 class Closing(msgspec.Struct, tag="closing", frozen=True):
-    """No page is in hand any more; the spider is being closed."""
+    """No page is being processed; the spider is being closed."""
 
 
 class Left(msgspec.Struct, tag="left", frozen=True):
-    """The last message: the spider is closed, or why it could not be opened or closed."""
+    """The last message: the spider is closed, or the error on opening or closing it."""
 
     error: str = ""
     hint: str = ""
 
 
 class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
-    """What a part gave: lines of files, and figures."""
+    """The result of a part: lines of the output files, and counts."""
 
     pages: bytes = b""
     items: bytes = b""
@@ -84,11 +84,11 @@ class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
     unread_count: int = 0
     body_bytes: int = 0
     failures: list[tuple[str, str]] = []
-    """Some of the pages that failed, and why."""
+    """Examples of pages that failed, with the error."""
     unread: list[str] = []
-    """Some of what could not be read."""
+    """Examples of records that cannot be read."""
     fields: dict[str, int] = {}
-    """Rejected items by the field that is wrong."""
+    """Rejected items by invalid field."""
 
 
 _EXAMPLES = 20
@@ -102,7 +102,7 @@ _encode_into = msgspec.json.Encoder().encode_into
 
 
 class ReplayCounts:
-    """Gathers what the pages of a part give."""
+    """Collects the output and the counts of a part."""
 
     def __init__(self) -> None:
         self._pages, self._items, self._rejected = bytearray(), bytearray(), bytearray()
@@ -133,13 +133,13 @@ class ReplayCounts:
             self._failed(page.url, found.error)
 
     def gave_up(self, page: StoredPage, found: Extracted) -> None:
-        """A page that is not tried again."""
+        """Record a page that is not retried."""
         _line(self._pages, msgspec.structs.replace(page.row or _bare(page), error=f"{found.kind}: {found.error}"))
         self._counts.update(page_count=1, body_bytes=len(page.body))
         self._failed(page.url, found.error)
 
     def unread(self, fault: ArchiveError) -> None:
-        """Something that could not be read."""
+        """Count a record that cannot be read."""
         self._counts["unread_count"] += 1
         if len(self._unread) < _EXAMPLES:
             self._unread.append(str(fault))
@@ -171,7 +171,7 @@ def _line(buffer: bytearray, value: object) -> None:
 
 
 async def work(
-    order: ReplayTask,
+    task: ReplayTask,
     stored: Stored,
     extractor: SpiderRunner,
     settings: Settings,
@@ -180,41 +180,41 @@ async def work(
     *,
     guard: Guard,
 ) -> Done:
-    """Run the spider over one part; Interrupted if this process is to leave."""
-    tally = ReplayCounts()
-    fatal, costly = frozenset(order.fatal), frozenset(order.costly)
-    for number, page in enumerate(stored.part(order.part, tally.unread)):
-        # A page of a tree has no offset: its number in the part stands for it.
+    """Run the spider over one part; raises Interrupted if this process is stopped."""
+    counts = ReplayCounts()
+    fatal, costly = frozenset(task.fatal), frozenset(task.costly)
+    for number, page in enumerate(stored.part(task.part, counts.unread)):
+        # Pages in a folder tree have no offset: their number in the part identifies them.
         place = page.offset or -1 - number
         if guard.is_stopping:
             raise Interrupted
         if where is not None and not where(page.row or _bare(page)):
             continue
         if place in fatal:
-            tally.gave_up(page, died(page.response))
+            counts.gave_up(page, died(page.response))
             continue
         if place in costly:
-            tally.gave_up(page, too_costly(page.response, hung(settings, len(page.body))))
+            counts.gave_up(page, too_costly(page.response, hung(settings, len(page.body))))
             continue
-        if order.careful:
+        if task.careful:
             send(At(place, page.url))
-        await tally.run(page, extractor)
-    return tally.done()
+        await counts.run(page, extractor)
+    return counts.done()
 
 
 def _where(conditions: list[str]) -> Meets | None:
     if not conditions:
         return None
-    # It is in a room that takes long to load.
+    # Imported here: it takes long to load.
     from gossamer.storage.query import Where
 
     return Where(conditions)
 
 
 def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
-    """Work through orders until their source ends, or a signal comes; then close the spider.
+    """Process tasks until the source is closed or a signal arrives; then close the spider.
 
-    It is opened with the first order: where there are fewer parts than processes, some never need it."""
+    The spider is opened with the first task: with fewer parts than processes, some processes never need it."""
     leave_signals_to_parent()
     if sys.platform == "linux":
         die_with(os.getppid())
@@ -230,7 +230,7 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
         target.write(data)
         target.flush()
 
-    # What is loaded stays, and of what pages leave little is in circles: to look for those as often costs 3 %.
+    # Loaded modules are never collected, and pages leave few reference cycles: the default thresholds cost 3 % of CPU.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     with asyncio.Runner() as runner:
@@ -247,12 +247,12 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
             try:
                 with suppress(Interrupted):
                     while data is not None and not guard.is_stopping:
-                        order = msgspec.msgpack.decode(data, type=ReplayTask)
-                        runner.run(_answer(work(order, stored, extractor, settings, send, where, guard=guard), send))
+                        task = msgspec.msgpack.decode(data, type=ReplayTask)
+                        runner.run(_answer(work(task, stored, extractor, settings, send, where, guard=guard), send))
                         data = _read(source)
                 send(Closing())
             finally:
-                # Also where the spider ends the process in the middle of a page, which has no answer then.
+                # Also if the spider exits the process in the middle of a page, which gets no result.
                 runner.run(lifecycle.close())
         except GossamerError as error:
             left = Left(str(error), error.hint)
@@ -260,14 +260,14 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
 
 
 async def _answer(doing: Coroutine[Any, Any, Done], send: Send) -> None:
-    """Send what came of it. As the result of a task it would be printed into a text that nobody reads."""
+    """Send the result of a task. If the coroutine returned it, asyncio would format it into the repr of its task."""
     send(await doing)
 
 
 def main() -> None:
-    """Be such a process: the setup first, then orders, until the pipe is closed."""
+    """Entry point: read the setup, then tasks, until the pipe is closed."""
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # A print in a spider must not land between the answers.
+    # `print` in a spider must not mix with the messages.
     os.dup2(2, 1)
     first = _read(source)
     if first is not None:

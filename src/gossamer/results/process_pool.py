@@ -1,4 +1,4 @@
-"""The process pool of a replay: tasks, processes, and what to do when one crashes."""
+"""The process pool of a replay: distributes tasks to processes and handles their crashes."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _LIMIT_BYTES = 1 << 20
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(At | Done | Closing | Left).decode
 _LEAVE_SECONDS = 1.5
-"""Time for a page in hand when the replay is to end: Python code is interrupted after half a second."""
+"""Seconds that the current page gets when the replay is stopped: Python code is interrupted after half a second."""
 _EXIT_SECONDS = 10.0
-"""Time that a process has to end once its spider is closed."""
+"""Seconds that a process has to exit once its spider is closed."""
 
 
 class ReplayProcess:
-    """Works through one part at a time."""
+    """A child process that works on one part at a time."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._hatched: socket.socket | None = None
+        self._forked: socket.socket | None = None
         self._pid = 0
         self._process: asyncio.subprocess.Process | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._is_busy = False
 
-    def hatch(self, siblings: Sequence[ReplayProcess]) -> None:
-        """Begin it as a copy of this process; where this one has threads, of which a copy would have none, later."""
+    def fork(self, siblings: Sequence[ReplayProcess]) -> None:
+        """Fork this process. If it has threads, which a fork does not copy, `do` starts an interpreter instead."""
         if threading.active_count() > 1 or not hasattr(os, "fork"):
             return
-        # It costs as much as hundreds of pages to load all that a replay needs, and it is loaded here.
+        # Loading the modules costs as much as hundreds of pages; the children inherit them.
         from gossamer.results import process
 
         ours, theirs = socket.socketpair()
@@ -59,16 +59,16 @@ class ReplayProcess:
         pid = os.fork()
         if pid:
             theirs.close()
-            self._hatched, self._pid = ours, pid
+            self._forked, self._pid = ours, pid
             return
         try:
-            for each in (ours, *(one._hatched for one in siblings)):
+            for each in (ours, *(one._forked for one in siblings)):
                 if each is not None:
                     each.close()
-            # Temporary folders of the parent are not for its copies to take away at their exit.
+            # The children must not delete temporary folders of the parent at their exit.
             for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
                 finalizer.atexit = False
-            # A print in a spider goes where messages go.
+            # `print` in a spider goes to stderr.
             os.dup2(2, 1)
             with theirs.makefile("rb") as source, theirs.makefile("wb") as target:
                 process.serve(self._setup, source, target)
@@ -78,7 +78,7 @@ class ReplayProcess:
         end_now(0)
 
     async def do(self, part: ReadPart) -> Done:
-        """Work through a part. A page of which the process dies costs that page only: it is found, and left out."""
+        """Process a part. After a crash the process is restarted, and the page that causes it is found and skipped."""
         fatal: list[int] = []
         costly: list[int] = []
         careful = False
@@ -105,12 +105,12 @@ class ReplayProcess:
             elif careful:
                 break
             careful = True
-        raise WorkersDie(f"processes die on {part.source}, again and again", hint="what the last one said stands above")
+        raise WorkersDie(f"processes crash repeatedly on {part.source}", hint="see the output of the last one above")
 
     async def _start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._hatched is not None:
-            hatched, self._hatched = self._hatched, None
-            self._streams = await asyncio.open_unix_connection(sock=hatched, limit=_LIMIT_BYTES)
+        if self._forked is not None:
+            forked, self._forked = self._forked, None
+            self._streams = await asyncio.open_unix_connection(sock=forked, limit=_LIMIT_BYTES)
             return self._streams
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -128,14 +128,14 @@ class ReplayProcess:
         return self._streams
 
     async def aclose(self) -> None:
-        """Have the process close its spider, and end it; an ExtractError if the spider could not be closed.
+        """Have the process close its spider, then end it; ExtractError if the spider cannot be closed.
 
-        A page in hand is interrupted; where that does not help, because it is in C code, the process is killed."""
+        The current page is interrupted; if it is in C code, which cannot be interrupted, the process is killed."""
         try:
             if self._streams is not None and (pid := self._pid or (self._process.pid if self._process else 0)):
                 await self._leave(pid, *self._streams)
         except (ConnectionError, asyncio.IncompleteReadError):
-            raise ExtractError("a process of the replay died before its spider was closed") from None
+            raise ExtractError("a replay process crashed before its spider was closed") from None
         except TimeoutError:
             pass
         finally:
@@ -150,7 +150,7 @@ class ReplayProcess:
             writer.write_eof()
             while not isinstance(found := await _receive(reader), Left):
                 if isinstance(found, Closing):
-                    # As in a crawl: this takes as long as it takes, and a second Ctrl-C ends it.
+                    # As in a crawl, closing has no time limit; a second Ctrl-C ends it.
                     limit.reschedule(None)
             limit.reschedule(asyncio.get_running_loop().time() + _EXIT_SECONDS)
             await reader.read()
@@ -158,14 +158,14 @@ class ReplayProcess:
             raise ExtractError(found.error, hint=found.hint)
 
     async def _reap(self) -> int:
-        """The exit code of the process, which is killed if it still runs; negative for the signal that ended it."""
+        """Kill the process if it still runs; returns its exit code, negative for the signal that ended it."""
         code = 0
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].close()
-        if self._hatched is not None:
-            self._hatched.close()
-            self._hatched = None
+        if self._forked is not None:
+            self._forked.close()
+            self._forked = None
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
@@ -190,11 +190,11 @@ def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 log = logging.getLogger("gossamer.engine")
 _AHEAD = 4
-"""Parts that are worked on or wait for their turn, for each process."""
+"""Parts that are in progress or waiting, per process."""
 
 
 class ReplayPool:
-    """Runs the spider that the settings name over all that is stored. No network: nobody here has a downloader."""
+    """Runs the spider of the settings over stored pages, without a downloader and so without the network."""
 
     def __init__(
         self,
@@ -206,20 +206,20 @@ class ReplayPool:
         where: Sequence[str] = (),
     ) -> None:
         self._stored = stored
-        # What only a crawl wants to know of a page is not worked out: whether it changed, or is one of a row of copies.
+        # Not computed in a replay: changes and near-duplicates.
         self._settings = msgspec.structs.replace(settings, recrawl="", alike_pages=0, dedupe=False)
         self._count = processes or os.cpu_count() or 1
         self._which: Which = "all" if all_visits else "last"
         self._where = list(where)
         self._processes = [ReplayProcess(self._setup()) for _ in range(self._count)]
 
-    def hatch(self) -> None:
-        """Begin the processes now, as copies of this one, which has loaded what they need; not from among threads."""
+    def fork(self) -> None:
+        """Fork the processes now, from this one, which has loaded their modules; call it while there are no threads."""
         for process in self._processes:
-            process.hatch(self._processes)
+            process.fork(self._processes)
 
     async def run(self, take: Callable[[Done], None]) -> None:
-        """Work through all parts; `take` gets what each gave, in the order of what is stored."""
+        """Process all parts; `take` gets their results in the order of the stored pages."""
         try:
             await self._work(take)
         except BaseException:
@@ -230,7 +230,7 @@ class ReplayPool:
             raise failures[0]
 
     async def _close(self) -> list[BaseException]:
-        """Close all processes; what went wrong."""
+        """Close all processes; returns their errors."""
         ended = await asyncio.gather(*(process.aclose() for process in self._processes), return_exceptions=True)
         return [failure for failure in ended if failure is not None]
 

@@ -1,4 +1,4 @@
-"""Runs a spider over stored pages."""
+"""Replay: runs a spider over stored pages and writes its output files."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED
 from gossamer.storage.reader import Stored
 
 SETTINGS = "job.toml"
-"""By this the folder of a crawl is known."""
+"""A folder with this file is the folder of a crawl."""
 _EXAMPLES = 20
 
 
 class Replayed(msgspec.Struct, kw_only=True):
-    """How a replay went."""
+    """The result of a replay."""
 
     pages: int = 0
     items: int = 0
     rejected: int = 0
     dropped: int = 0
     requests: int = 0
-    """Requests that the spider made; nobody sends them."""
+    """Requests that the spider yielded; a replay does not send them."""
     failed: int = 0
     unread: int = 0
-    """Records that could not be read, or whose bodies are not there."""
+    """Records that cannot be read, or whose bodies are missing."""
     bytes: int = 0
     seconds: float = 0.0
     failures: list[tuple[str, str]] = []
-    """Some of the pages on which the spider failed, and why."""
+    """Examples of pages on which the spider failed, with the error."""
     faults: list[str] = []
-    """Some of what could not be read."""
+    """Examples of records that cannot be read."""
     fields: dict[str, int] = {}
-    """Rejected items by the field that is wrong."""
+    """Rejected items by invalid field."""
 
 
 class Replay:
-    """Runs a spider over all that is stored, and writes pages.jsonl, items.jsonl and, if need be, items-rejected.jsonl.
+    """Runs a spider over stored pages and writes pages.jsonl, items.jsonl, and, if any, items-rejected.jsonl.
 
-    The lines have the order of what is stored, whatever the number of processes. The files take their names when all
-    is done, so that a replay that was killed leaves those of the last one."""
+    The lines are in the order of the stored pages, for any number of processes. The files are renamed into place at the
+    end: a replay that is killed leaves the files of the previous one."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class Replay:
         where: Sequence[str] = (),
     ) -> None:
         if (out / SETTINGS).exists():
-            raise ConfigError(f"{out} is the folder of a crawl", hint="give --out another folder: what is there stays")
-        self._crew = ReplayPool(stored, settings, processes=processes, all_visits=all_visits, where=where)
+            raise ConfigError(f"--out {out} is the folder of a crawl", hint="choose another folder with --out")
+        self._pool = ReplayPool(stored, settings, processes=processes, all_visits=all_visits, where=where)
         self._out = out
         self._result = Replayed()
         self._fields: Counter[str] = Counter()
 
-    def hatch(self) -> None:
-        """Begin the processes before `run`, which costs less; see `ReplayPool.hatch`."""
-        self._crew.hatch()
+    def fork(self) -> None:
+        """Fork the processes before `run`, which costs less; see `ReplayPool.fork`."""
+        self._pool.fork()
 
     async def run(self, progress: Callable[[Replayed], None] = lambda _: None) -> Replayed:
-        """Run to the end; `progress` is told after every part."""
+        """Run to the end; `progress` is called after every part."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Replay:
         try:
             with ExitStack() as stack:
                 files = {name: stack.enter_context(path.open("wb")) for name, path in drafts.items()}
-                await self._crew.run(lambda done: self._add(done, files, progress))
+                await self._pool.run(lambda done: self._add(done, files, progress))
                 for file in files.values():
                     file.flush()
                     os.fsync(file.fileno())

@@ -22,7 +22,7 @@ _RING = 460
 
 
 class Bar(NamedTuple):
-    """One bar; `tone` is a class of the page's style."""
+    """One bar; `tone` is a CSS class."""
 
     label: str
     value: float
@@ -31,9 +31,9 @@ class Bar(NamedTuple):
 
 
 def bars(chart: Sequence[Bar], *, name: str) -> str:
-    """Upright bars in their order, with a scale."""
+    """A vertical bar chart as SVG."""
     if not chart:
-        return '<p class="none">nothing yet</p>'
+        return '<p class="none">no data yet</p>'
     top = _round_up(max(bar.value for bar in chart))
     wide = (_WIDTH - _LEFT - _RIGHT) / len(chart)
     high = _HEIGHT - _TOP - _BOTTOM
@@ -56,10 +56,10 @@ def bars(chart: Sequence[Bar], *, name: str) -> str:
     return "".join(parts) + "</svg>"
 
 
-def ring(links: Mapping[tuple[str, str], int], places: Sequence[str], *, name: str) -> str:
-    """Places on a circle, and an arc for the links between two of them, the thicker the more there are."""
+def link_graph(links: Mapping[tuple[str, str], int], places: Sequence[str], *, name: str) -> str:
+    """A graph as SVG: places on a circle, and arcs whose width is the number of links between two places."""
     if len(places) < 2:
-        return '<p class="none">no links between different places</p>'
+        return '<p class="none">no links between different sites or sections</p>'
     centre, radius = _RING / 2, _RING / 2 - 60
     spots = {
         place: (centre + 120 + radius * cos(angle), centre + radius * sin(angle))
@@ -90,7 +90,7 @@ def ring(links: Mapping[tuple[str, str], int], places: Sequence[str], *, name: s
 
 
 def _round_up(value: float) -> float:
-    """The next number with one digit that matters, so that a scale has even marks."""
+    """Round up to one significant digit, for even tick marks."""
     if value <= 0:
         return 1.0
     power = 10.0 ** int(log10(value)) if value >= 1 else 10.0 ** (int(log10(value)) - 1)
@@ -114,7 +114,7 @@ _NODE_LENGTH = 60
 
 
 class Most(Generic[Key]):
-    """Counts of the most frequent of many things: where there are too many to keep, the rare half is let go."""
+    """Counts of the most frequent keys in bounded memory: above `limit` keys, the rarer half is dropped."""
 
     def __init__(self, limit: int = MOST_KEYS) -> None:
         self.counts: Counter[Key] = Counter()
@@ -129,7 +129,7 @@ class Most(Generic[Key]):
 
 
 class ReportSite:
-    """What is known of one site."""
+    """Totals of one site."""
 
     __slots__ = ("bytes", "failed", "pages", "seconds")
 
@@ -141,7 +141,7 @@ class ReportSite:
 
 
 class ReportCounts:
-    """All that a report says, row by row."""
+    """Aggregates the rows of a job for the report."""
 
     def __init__(self) -> None:
         self.pages = 0
@@ -151,16 +151,16 @@ class ReportCounts:
         self.first_at = 0.0
         self.last_at = 0.0
         self.times: Counter[int] = Counter()
-        """Pages by when they were fetched, in units of `unit_seconds`."""
+        """Pages by fetch time, in units of `unit_seconds`."""
         self.unit_seconds = 1
         self.statuses: Counter[int] = Counter()
         self.depths: Counter[int] = Counter()
         self.sizes: Counter[int] = Counter()
-        """Pages by the power of two of their bytes."""
+        """Pages by size in bytes, in powers of two."""
         self.latencies: Counter[int] = Counter()
-        """Pages by the power of two of their milliseconds."""
+        """Pages by fetch time in milliseconds, in powers of two."""
         self.errors: dict[str, list[str]] = {}
-        """Kind of error -> a few URLs."""
+        """Kind of error -> example URLs."""
         self.error_counts: Counter[str] = Counter()
         self.sites: dict[str, ReportSite] = {}
         self.site_counts: Most[str] = Most()
@@ -168,14 +168,14 @@ class ReportCounts:
         self.section_links: Most[tuple[str, str]] = Most()
 
     def add(self, row: PageRow) -> None:
-        """Count one row."""
+        """Add one row."""
         self.pages += 1
         self.bytes += row.bytes
         if row.cut:
             self.cut.add(row.cut)
         self.first_at = min(self.first_at or row.fetched_at, row.fetched_at)
         self.last_at = max(self.last_at, row.fetched_at)
-        self._clock_in(row.fetched_at)
+        self._add_time(row.fetched_at)
         self.statuses[row.status] += 1
         self.depths[min(row.depth, MOST_DEPTH)] += 1
         if row.status:
@@ -183,14 +183,14 @@ class ReportCounts:
             self.latencies[max(0, floor(log2(max(row.elapsed * 1000.0, 1.0))))] += 1
         is_failure = bool(row.error) or row.status >= 400
         if is_failure:
-            self._fail(row)
+            self._add_failure(row)
         site = urls.site(row.url)
-        self._visit(site, row, is_failure)
+        self._add_to_site(site, row, is_failure)
         if row.referrer:
             self.site_links.add((urls.site(row.referrer), site))
-            self.section_links.add((_tally_section(row.referrer), _tally_section(row.url)))
+            self.section_links.add((_path_section(row.referrer), _path_section(row.url)))
 
-    def _clock_in(self, at: float) -> None:
+    def _add_time(self, at: float) -> None:
         self.times[int(at // self.unit_seconds)] += 1
         if len(self.times) > MOST_TIMES:
             self.unit_seconds *= 10
@@ -198,7 +198,7 @@ class ReportCounts:
             for time, count in times.items():
                 self.times[time // 10] += count
 
-    def _fail(self, row: PageRow) -> None:
+    def _add_failure(self, row: PageRow) -> None:
         self.failed += 1
         kind = row.error.partition(":")[0][:80] or f"HTTP {row.status}"
         if kind not in self.errors and len(self.errors) >= MOST_KEYS // 1000:
@@ -208,19 +208,19 @@ class ReportCounts:
         if len(examples) < EXAMPLES:
             examples.append(row.url[:300])
 
-    def _visit(self, site: str, row: PageRow, is_failure: bool) -> None:
+    def _add_to_site(self, site: str, row: PageRow, is_failure: bool) -> None:
         self.site_counts.add(site)
         if len(self.sites) > 2 * MOST_KEYS:
             self.sites = {name: self.sites[name] for name in self.site_counts.counts if name in self.sites}
-        tally = self.sites.setdefault(site, ReportSite())
-        tally.pages += 1
-        tally.failed += is_failure
-        tally.bytes += row.bytes
-        tally.seconds += row.elapsed
+        totals = self.sites.setdefault(site, ReportSite())
+        totals.pages += 1
+        totals.failed += is_failure
+        totals.bytes += row.bytes
+        totals.seconds += row.elapsed
 
 
-def _tally_section(url: str) -> str:
-    """The first part of the path, by which pages of one site are told apart."""
+def _path_section(url: str) -> str:
+    """The first segment of the path."""
     parts = url.split("/", 4)
     return f"/{parts[3][:_NODE_LENGTH]}/" if len(parts) == 5 else "/"
 
@@ -233,7 +233,7 @@ _STYLE = resources.files("gossamer.results").joinpath("report.css").read_text("u
 
 
 def render(tally: ReportCounts, *, job: str, facts: Mapping[str, str], made_at: float) -> str:
-    """The whole page; `facts` are further words about the job, shown as they are."""
+    """The HTML page; `facts` are further figures to show, label -> text."""
     return "".join(_parts(tally, job, facts, made_at))
 
 
@@ -246,14 +246,14 @@ def _parts(tally: ReportCounts, job: str, facts: Mapping[str, str], made_at: flo
     )
     yield f"<h1>{escape(job)}</h1>"
     if not tally.pages:
-        yield '<p class="sub">Nothing has been stored yet.</p></body></html>'
+        yield '<p class="sub">No pages stored yet.</p></body></html>'
         return
     seconds = max(tally.last_at - tally.first_at, 1.0)
-    yield f'<p class="sub">{_when(tally.first_at)} to {_when(tally.last_at)} UTC, by the pages that were stored</p>'
+    yield f'<p class="sub">{_when(tally.first_at)} to {_when(tally.last_at)} UTC, based on stored pages</p>'
     yield '<div class="facts">'
     figures = {
         "pages": f"{tally.pages:,}",
-        "pages a second": f"{tally.pages / seconds:,.2f}",
+        "pages per second": f"{tally.pages / seconds:,.2f}",
         "sites": f"{len(tally.site_counts.counts):,}{'' if tally.site_counts.is_exact else '+'}",
         "bytes": _bytes(tally.bytes),
         "failed": f"{tally.failed:,} ({tally.failed / tally.pages:.1%})",
@@ -264,17 +264,17 @@ def _parts(tally: ReportCounts, job: str, facts: Mapping[str, str], made_at: flo
         yield f"<div><b>{escape(text)}</b><span>{escape(label)}</span></div>"
     yield '</div><div class="grid2">'
     step, chart = _progress(tally)
-    yield _section(f"Progress: pages, {step}", bars(chart, name="pages over time"))
-    yield _section("Answers by status", bars(_statuses(tally.statuses), name="pages by status"))
+    yield _section(f"Progress: pages {step}", bars(chart, name="pages over time"))
+    yield _section("Responses by status code", bars(_statuses(tally.statuses), name="pages by status"))
     yield _section("Depth: links from the nearest seed", bars(_depths(tally.depths), name="pages by depth"))
-    yield _section("Size of bodies", bars(_powers(tally.sizes, _bytes), name="pages by size"))
-    yield _section("Time of a fetch", bars(_powers(tally.latencies, _milliseconds), name="pages by latency"))
+    yield _section("Body size", bars(_powers(tally.sizes, _bytes), name="pages by size"))
+    yield _section("Fetch time", bars(_powers(tally.latencies, _milliseconds), name="pages by fetch time"))
     kind, picture = _graph(tally)
-    yield _section(f"Links between {kind}: the busiest of those by which pages were found", picture)
+    yield _section(f"Links between {kind}: the most frequent ones that led to new pages", picture)
     yield "</div><br>" + _section("Busiest sites", _sites(tally)) + "<br>" + _section("Failures", _failures(tally))
     if tally.cut.pages:
-        yield "<br>" + _section("Pages that were cut: something of them was dropped", _cut(tally.cut))
-    yield f"<footer>Written by Gossamer on {_when(made_at)} UTC.</footer></body></html>"
+        yield "<br>" + _section("Cut pages: a limit dropped a part of them", _cut(tally.cut))
+    yield f"<footer>Generated by Gossamer on {_when(made_at)} UTC.</footer></body></html>"
 
 
 def _section(title: str, content: str) -> str:
@@ -282,7 +282,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _progress(tally: ReportCounts) -> tuple[str, list[Bar]]:
-    """Pages over time, in as many bars as can be told apart, and the length of one."""
+    """Pages over time as bars, and the time span of one bar."""
     unit, first, last = tally.unit_seconds, min(tally.times), max(tally.times)
     seconds = (last - first) * unit
     step = next((step for step in _STEPS if step >= unit and seconds // step < _MOST_BARS), _STEPS[-1])
@@ -296,14 +296,14 @@ def _progress(tally: ReportCounts) -> tuple[str, list[Bar]]:
         chart.append(Bar(label, counts[number], f"{begin}: {counts[number]:,} pages"))
     for name, length in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
         if step >= length:
-            return (f"each {name}" if step == length else f"{step / length:g} {name}s"), chart
+            return (f"per {name}" if step == length else f"per {step / length:g} {name}s"), chart
     raise AssertionError(step)
 
 
 def _statuses(statuses: Counter[int]) -> list[Bar]:
     tones = {0: "d", 2: "a", 3: "b", 4: "c", 5: "d"}
     return [
-        Bar(str(code) if code else "none", count, f"{code or 'no answer'}: {count:,}", tones.get(code // 100, "c"))
+        Bar(str(code) if code else "none", count, f"{code or 'no response'}: {count:,}", tones.get(code // 100, "c"))
         for code, count in sorted(statuses.items())[:40]
     ]
 
@@ -315,11 +315,15 @@ def _depths(depths: Counter[int]) -> list[Bar]:
     ]
 
 
-def _powers(counts: Counter[int], worded: Callable[[float], str]) -> list[Bar]:
+def _powers(counts: Counter[int], formatted: Callable[[float], str]) -> list[Bar]:
     if not counts:
         return []
     return [
-        Bar(worded(2**power), counts[power], f"{worded(2**power)} to {worded(2 ** (power + 1))}: {counts[power]:,}")
+        Bar(
+            formatted(2**power),
+            counts[power],
+            f"{formatted(2**power)} to {formatted(2 ** (power + 1))}: {counts[power]:,}",
+        )
         for power in range(min(counts), max(counts) + 1)
     ]
 
@@ -333,7 +337,7 @@ def _graph(tally: ReportCounts) -> tuple[str, str]:
             weight[source] += count
             weight[target] += count
     places = [place for place, _ in weight.most_common(_TOP_PLACES)]
-    return kind, ring(links, sorted(places), name=f"links between {kind}")
+    return kind, link_graph(links, sorted(places), name=f"links between {kind}")
 
 
 def _sites(tally: ReportCounts) -> str:
@@ -344,7 +348,7 @@ def _sites(tally: ReportCounts) -> str:
             f"<tr><td>{escape(site)}</td><td>{pages:,}</td><td>{pages / tally.pages:.1%}</td><td>{one.failed:,}</td>"
             f"<td>{_bytes(one.bytes)}</td><td>{1000 * one.seconds / max(one.pages, 1):,.0f} ms</td></tr>"
         )
-    head = "<tr><th>site</th><th>pages</th><th>share</th><th>failed</th><th>bytes</th><th>mean time</th></tr>"
+    head = "<tr><th>site</th><th>pages</th><th>share</th><th>failed</th><th>bytes</th><th>mean fetch time</th></tr>"
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
@@ -356,7 +360,7 @@ def _failures(tally: ReportCounts) -> str:
         examples = "".join(f"<li><code>{escape(url)}</code></li>" for url in tally.errors[kind])
         rows.append(f"<tr><td>{escape(kind)}<ul>{examples}</ul></td><td>{count:,}</td></tr>")
     return (
-        f'<div class="scroll"><table><tr><th>kind, with examples</th><th>pages</th></tr>{"".join(rows)}</table></div>'
+        f'<div class="scroll"><table><tr><th>error, with examples</th><th>pages</th></tr>{"".join(rows)}</table></div>'
     )
 
 
@@ -368,7 +372,7 @@ def _cut(cut: CutTally) -> str:
         rows.append(
             f"<tr><td>{escape(reason)}</td><td>{pages:,}</td><td>{what}</td><td>{escape(setting or '')}</td></tr>"
         )
-    head = "<tr><th>limit</th><th>pages</th><th>lost</th><th>setting that keeps more</th></tr>"
+    head = "<tr><th>limit</th><th>pages</th><th>lost</th><th>setting to raise</th></tr>"
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
@@ -389,10 +393,10 @@ def _bytes(count: float) -> str:
 
 
 REPORT = "report.html"
-"""The name of the file, beside the others of a job."""
+"""The name of the report in a job's folder."""
 
 
 def stored_rows(job: StoredJob) -> Iterator[PageRow]:
-    """The rows of a job: every visit that was stored, and of a fleet's job the last of every page, because its workers
-    may have stored visits that did not count."""
+    """The rows of a job: all stored visits. For a fleet's job only the last visit of every page, because its workers
+    may have stored visits whose outcomes were not committed."""
     return (record.page for record in job.records(all_visits=not job.is_fleets))

@@ -1,4 +1,4 @@
-"""Queries what a job stored, in SQL, through DuckDB."""
+"""Queries the results of a job with SQL, through DuckDB."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OVERVIEW = """
 SELECT table_name AS "table", string_agg(column_name, ', ' ORDER BY ordinal_position) AS columns
 FROM information_schema.columns WHERE table_name NOT LIKE '\\_%' ESCAPE '\\' GROUP BY ALL ORDER BY ALL
 """
-"""The question that is asked where none is given: what there is to ask."""
+"""The default query: lists tables and columns."""
 
 
-def ask(place: Path | StoredJob, query: str) -> Iterator[Sequence[Any]]:
-    """The names of the columns, then the rows. Only a SELECT is taken; what is wrong with it is a ConfigError."""
+def run_query(place: Path | StoredJob, query: str) -> Iterator[Sequence[Any]]:
+    """Run a SELECT; yields the column names, then the rows. Any other statement and any SQL error is a ConfigError."""
     try:
         import duckdb
     except ImportError as missing:
@@ -38,7 +38,7 @@ def ask(place: Path | StoredJob, query: str) -> Iterator[Sequence[Any]]:
             with opened(place) as database:
                 statements = database.extract_statements(query)
                 if [str(one.type).rpartition(".")[2] for one in statements] != ["SELECT"]:
-                    raise ConfigError("only one SELECT can be asked", hint="the files of a job are read, not changed")
+                    raise ConfigError("only a single SELECT is allowed", hint="results cannot be changed with SQL")
                 result = database.execute(statements[0])
                 has_begun = True
                 yield [name for name, *_ in result.description or ()]
@@ -46,20 +46,20 @@ def ask(place: Path | StoredJob, query: str) -> Iterator[Sequence[Any]]:
                     yield from rows
                 return
         except duckdb.IOException as error:
-            # A log that became a Parquet file since the files were listed.
+            # A log may have become a Parquet file since the files were listed.
             if has_begun or not tries_left:
                 raise ConfigError(f"sql: {error}") from None
         except duckdb.Error as error:
-            # Without the picture of the question that follows.
-            what = " ".join(str(error).partition("\n\nLINE ")[0].split())
+            # Without the excerpt of the query that follows.
+            message = " ".join(str(error).partition("\n\nLINE ")[0].split())
             raise ConfigError(
-                f"sql: {what}", hint=f"gossamer sql {StoredJob.of(place).folder} lists the tables and columns"
+                f"sql: {message}", hint=f"list tables and columns with: gossamer sql {StoredJob.of(place).folder}"
             ) from None
 
 
 @contextmanager
 def opened(place: Path | StoredJob) -> Iterator[Any]:
-    """A database in memory with the views, which can read the files of these and no other, and write none."""
+    """An in-memory database with views of the results. It can read only their files, and cannot write."""
     import duckdb
 
     config: dict[str, Any] = {
@@ -70,7 +70,7 @@ def opened(place: Path | StoredJob) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="gossamer-") as spill, duckdb.connect(config=config) as database:
         views = _views(StoredJob.of(place), Path(spill))
         files = [path for sources in views.values() for source in sources for path in source.files]
-        # It would go to standard output, among the data.
+        # The progress bar would be printed to standard output, among the data.
         database.execute("SET enable_progress_bar = false")
         database.execute(f"SET temp_directory = {quoted(spill)}")
         database.execute(f"SET allowed_paths = {_list(files)}")
@@ -87,7 +87,7 @@ def opened(place: Path | StoredJob) -> Iterator[Any]:
 
 
 def _views(job: StoredJob, spill: Path) -> dict[str, Sequence[SqlSource]]:
-    """What is in a job's files, by the reader whose files answer SQL soonest."""
+    """The files of each view, from the sink that is fastest to query."""
     steps = SqlSource(sorted((job.folder / request_log.FOLDER).glob(f"*{request_log.SUFFIX}")), _REQUESTS)
     reader = job.first("rows", prefer="columns")
     if reader is not None:
@@ -95,7 +95,7 @@ def _views(job: StoredJob, spill: Path) -> dict[str, Sequence[SqlSource]]:
     if not steps.files:
         raise job.lacks("rows")
     if places := job.elsewhere or [reader.place for reader in job.readers()]:
-        log.warning("pages and items have no rows here: they are in %s", ", ".join(places))
+        log.warning("the tables of pages and items are empty: the results are in %s", ", ".join(places))
     return {"_visits": [], "_items": [], "_requests": [steps]}
 
 
