@@ -59,7 +59,7 @@ def test_links_beyond_the_limit_are_told_wherever_people_ask(tmp_path: Path, wor
     dropped = " ".join(gossamer("why", f"{home}25", "--job", str(folder)).stdout.split())
     assert "1 page had more links than max_links" in dropped
     dropped = " ".join(gossamer("why", f"{home}25", "--job", str(folder), "--from", home).stdout.split())
-    assert f"was cut when it was fetched ({CUT})" in dropped
+    assert f"was cut by a limit ({CUT})" in dropped
 
     status = json.loads(gossamer("status", str(folder), "--json").stdout)
     assert status["cut"] == {

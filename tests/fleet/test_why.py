@@ -155,7 +155,7 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
             assert (entry.url, entry.status) == (one["url"], one["status"])
             assert one["at"] - 0.005 <= entry.arrived_at
             assert entry.headers_at <= one["at"] + one["latency"] + 0.005 or not entry.status
-            assert one["rule"] in ("robots.txt itself", "no rule for it") or one["rule"].startswith("Allow: /")
+            assert one["rule"] in ("robots.txt itself", "no matching rule") or one["rule"].startswith("Allow: /")
         at = [one["at"] for one in told[site]["requests"]]
         gaps = [one["gap"] for one in told[site]["requests"]]
         assert gaps == [None, *(pytest.approx(later - earlier, abs=0.001) for earlier, later in pairwise(at))]
@@ -315,10 +315,10 @@ def test_the_commands_speak_to_people_and_to_programs(tmp_path: Path, monkeypatc
     gossamer("audit", seed, "--plot", "gaps.svg")
     assert len(ElementTree.parse(tmp_path / "gaps.svg").findall(".//{*}circle/{*}title")) == 6
     for words, message in (
-        (("why", "mailto:me"), "not a URL"),
+        (("why", "mailto:me"), "is not a valid"),
         (("why", seed, "--job", "nobody"), "no job 'nobody'"),
-        (("audit", "elsewhere.example"), "no site of job"),
-        (("audit", host, "--until", "soon"), "is no time"),
+        (("audit", "elsewhere.example"), "has no site elsewhere.example"),
+        (("audit", host, "--until", "soon"), "is not a valid time"),
     ):
         with pytest.raises(ConfigError, match=message) as raised:
             gossamer(*words)
@@ -396,7 +396,7 @@ def test_without_a_trail_stored_pages_are_listed_and_it_says_so(tmp_path: Path) 
     assert (len(found), {one.step.status for one in found}) == (4, {200})
     about = {"delay": 0.01, "robots": {}}
     audited = site_audit(StoppedJob(tmp_path), site, about, found)
-    assert any("no trail was kept" in line for line in audit_lines(audited))
+    assert any("there is no request log" in line for line in audit_lines(audited))
 
 
 def test_a_trail_outlives_kills_and_full_disks(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_stopped_local_job(web: SimWeb, tmp_path: Path) -> None:
         assert f"error: job '{folder}' is not running\n" in refused.stderr
         assert f"hint: start it with: gossamer crawl --job {folder}\n" in refused.stderr
     missing = gossamer("audit", "elsewhere.example", "--job", str(folder))
-    assert (missing.returncode, "is no site of job" in missing.stderr) == (2, True)
+    assert (missing.returncode, "has no site elsewhere.example" in missing.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("words", [["status"], ["pause"], ["add", "http://x.example/"], ["report"]])

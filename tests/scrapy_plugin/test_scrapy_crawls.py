@@ -190,9 +190,9 @@ def test_requests_of_every_kind_are_completed(store: str, tmp_path: Path) -> Non
         assert not why(f"{shop.url}/twice", "manifold", store)["seen"]
         twice = why(f"{shop.url}/twice", "manifold", store, page=f"{shop.url}/start")
         assert twice["seen"]
-        assert "2 times, past the filter" in twice["rules"][0]["words"]
+        assert "2 times, with dont_filter" in twice["rules"][0]["words"]
         retried = why(f"{shop.url}/broken", "manifold", store)
-        assert "3 times, past the filter" in retried["rules"][0]["words"]
+        assert "3 times, with dont_filter" in retried["rules"][0]["words"]
 
 
 def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(

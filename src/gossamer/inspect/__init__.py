@@ -1,1 +1,1 @@
-"""Questions about what a crawl did, and why."""
+"""Explanations of a crawl: URL history, request audit, and machine checks."""

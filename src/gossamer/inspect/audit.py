@@ -1,4 +1,4 @@
-"""The audit of a site: every request with its gap and the rule that allowed it, as values and as an SVG plot."""
+"""The audit of a site: every request with its gap and robots.txt rule, as values and as an SVG chart."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
-from gossamer.inspect.rules import RobotsSays, when
+from gossamer.inspect.rules import RobotsRules, when
 from gossamer.jobs.job import Job
 from gossamer.storage.request_log import Sent, has_request_log, is_too_short, rested
 
 
 def site_audit(job: Job, name: str, site: Mapping[str, Any], steps: Iterable[Sent]) -> dict[str, Any]:
-    """The requests `steps` to the site of this name in the order of time, and what they add up to.
+    """Summarize the requests `steps` to a site, in chronological order.
 
-    `site` is what the frontier knows of it: its delay, and robots.txt as it was last fetched."""
+    `site` is the frontier's record of the site: its delay, and the last fetched robots.txt."""
     steps = sorted(steps, key=lambda one: one.step.at)
-    says: dict[str, RobotsSays] = {}
+    says: dict[str, RobotsRules] = {}
     requests: list[dict[str, Any]] = []
     before: Sent | None = None
     for one in steps:
@@ -30,7 +30,7 @@ def site_audit(job: Job, name: str, site: Mapping[str, Any], steps: Iterable[Sen
             continue
         origin = urls.origin(one.step.url)
         if origin not in says:
-            says[origin] = RobotsSays(site["robots"].get(origin), origin, job.settings)
+            says[origin] = RobotsRules(site["robots"].get(origin), origin, job.settings)
         requests.append(_request(one, before, says[origin]))
         before = one if one.was_sent else before
     gaps = [request["gap"] for request in requests if request["gap"] is not None]
@@ -55,7 +55,7 @@ def site_audit(job: Job, name: str, site: Mapping[str, Any], steps: Iterable[Sen
     }
 
 
-def _request(one: Sent, before: Sent | None, says: RobotsSays) -> dict[str, Any]:
+def _request(one: Sent, before: Sent | None, says: RobotsRules) -> dict[str, Any]:
     step = one.step
     gap = rest = None
     if before is not None and one.was_sent:
@@ -78,7 +78,7 @@ def _request(one: Sent, before: Sent | None, says: RobotsSays) -> dict[str, Any]
 _WIDTH, _HEIGHT = 1000, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 60, 40
 _MOST_DOTS = 20_000
-_COLOURS = {"good": "#2a7de1", "redirect": "#8a63d2", "refused": "#e08a00", "failed": "#d03030"}
+_COLORS = {"good": "#2a7de1", "redirect": "#8a63d2", "refused": "#e08a00", "failed": "#d03030"}
 _STYLE = (
     "text{font:13px sans-serif;fill:currentColor}.t{font-size:16px;font-weight:bold}.g{stroke:currentColor;"
     "stroke-opacity:.15}.d{stroke:#1a9850;stroke-width:1.5;stroke-dasharray:6 4;fill:none}"
@@ -86,8 +86,8 @@ _STYLE = (
 )
 
 
-def drawn(found: Mapping[str, Any]) -> str:
-    """The picture of an audit."""
+def gap_chart(found: Mapping[str, Any]) -> str:
+    """The gaps of an audit as an SVG chart."""
     return "\n".join(_parts(found)) + "\n"
 
 
@@ -97,11 +97,11 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="gaps between requests to {escape(found["site"])}"><style>{_STYLE}</style>'
     )
-    title = f"{found['site']}: {found['sent']:,} requests, {found['too_short']:,} sooner than the delay"
+    title = f"{found['site']}: {found['sent']:,} requests, {found['too_short']:,} violated the delay"
     yield f'<text class="t" x="{_LEFT}" y="24">{escape(title)}</text>'
-    yield f'<text x="{_LEFT}" y="44">seconds since the request before; dashed: the delay in force</text>'
+    yield f'<text x="{_LEFT}" y="44">seconds since the previous request; dashed: the delay in force</text>'
     if not requests:
-        yield f'<text x="{_LEFT}" y="{_HEIGHT // 2}">no two requests to compare</text></svg>'
+        yield f'<text x="{_LEFT}" y="{_HEIGHT // 2}">fewer than two requests</text></svg>'
         return
     begin: float = requests[0]["at"]
     end: float = max(requests[-1]["at"], begin + 1.0)
@@ -124,26 +124,26 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
     yield f'<path class="d" d="{delays}"/>'
     for _, one in _thin(requests):
         about = escape(f"{when(one['at'])}  {one['gap']:.3f} s  {one['status'] or one['error']}  {one['url']}")
-        colour, radius = _colour(one), 4 if one["too_short"] else 2.5
-        centre = f'cx="{x(one["at"]):.1f}" cy="{y(one["gap"]):.1f}" r="{radius}"'
-        yield f'<circle {centre} fill="{colour}" fill-opacity=".7"><title>{about}</title></circle>'
+        color, radius = _color(one), 4 if one["too_short"] else 2.5
+        center = f'cx="{x(one["at"]):.1f}" cy="{y(one["gap"]):.1f}" r="{radius}"'
+        yield f'<circle {center} fill="{color}" fill-opacity=".7"><title>{about}</title></circle>'
     yield f'<text x="{_LEFT}" y="{_HEIGHT - 12}">{when(begin)}</text>'
     yield f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 12}" text-anchor="end">{when(end)}</text>'
-    for number, (word, colour) in enumerate(_COLOURS.items()):
+    for number, (word, color) in enumerate(_COLORS.items()):
         place = 380 + 90 * number
-        yield f'<circle cx="{place}" cy="{_HEIGHT - 16}" r="4" fill="{colour}"/>'
+        yield f'<circle cx="{place}" cy="{_HEIGHT - 16}" r="4" fill="{color}"/>'
         yield f'<text x="{place + 9}" y="{_HEIGHT - 12}">{word}</text>'
     yield "</svg>"
 
 
 def _thin(requests: list[Any]) -> list[tuple[int, Any]]:
-    """So many dots as a browser can show: those that came too soon, and an even choice of the others."""
+    """A number of dots that a browser can display: all that violated the delay, and a sample of the others."""
     step = max(1, len(requests) // _MOST_DOTS)
     return list(enumerate(one for n, one in enumerate(requests) if n % step == 0 or one["too_short"]))
 
 
-def _colour(request: Mapping[str, Any]) -> str:
+def _color(request: Mapping[str, Any]) -> str:
     status = request["status"]
     if not status or status >= 500:
-        return _COLOURS["failed"]
-    return _COLOURS["good" if status < 300 else "redirect" if status < 400 else "refused"]
+        return _COLORS["failed"]
+    return _COLORS["good" if status < 300 else "redirect" if status < 400 else "refused"]

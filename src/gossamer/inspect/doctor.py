@@ -1,4 +1,4 @@
-"""Checks this machine for crawling: Python, extras, files, memory, disk, and DNS, each with a fix."""
+"""Checks this machine: Python, extras, open files, memory, disk, and DNS; each problem has a suggested fix."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from gossamer.model import Finding
 from gossamer.settings import VERSION, Settings
 
 _FILES_A_FETCH = 3
-"""A connection, and what connects or is read beside it."""
+"""Open files per concurrent fetch: one connection, and others that are being opened or read."""
 _NETWORK_MOUNTS = frozenset(("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "fuse.s3fs"))
 LEAST_FREE_BYTES = 100_000_000
 LITTLE_FREE_BYTES = 2_000_000_000
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter and our own version."""
-    says = f"Gossamer {VERSION} on {platform.python_implementation()} {platform.python_version()}, {sys.platform}"
+    """Check the interpreter and the platform."""
+    text = f"Gossamer {VERSION} on {platform.python_implementation()} {platform.python_version()}, {sys.platform}"
     if sys.platform == "win32":
-        yield Finding("python", "weak", says, "on Windows run it in WSL: signals and sockets differ")
+        yield Finding("python", "weak", text, "use WSL: Windows lacks the POSIX signals and sockets that crawls need")
     else:
-        yield Finding("python", "good", says)
+        yield Finding("python", "good", text)
 
 
 def extras() -> Iterator[Finding]:
-    """Which extras are installed; one that is not is no fault, unless something asks for it."""
+    """Check the extras. A missing extra is fine, a broken one is not."""
     for extra in sorted(MODULES):
         error = fault(extra)
         if error is None:
-            yield Finding("extras", "good", f"{extra}: can be imported")
+            yield Finding("extras", "good", f"{extra}: installed")
             continue
         found = unusable(extra, extra, error)
         if is_missing(extra, error):
-            yield Finding("extras", "good", str(found), f"if you need it: {found.hint}")
+            yield Finding("extras", "good", str(found), f"optional: {found.hint}")
         else:
             yield Finding("extras", "weak", str(found), found.hint)
 
 
 def files(settings: Settings) -> Iterator[Finding]:
-    """Whether as many files can be open as the crawl has fetches at once."""
+    """Check the limit of open files against the number of concurrent fetches."""
     try:
         import resource
     except ImportError:
-        # Windows has no such limit.
+        # Windows has no limit of open files.
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = settings.concurrency * _FILES_A_FETCH + 100
-    says = f"{soft:,} open files a process, {need:,} wanted for {settings.concurrency} fetches at once"
+    text = f"limit of {soft:,} open files per process; {settings.concurrency} concurrent fetches need {need:,}"
     if soft == resource.RLIM_INFINITY or soft >= need:
-        yield Finding("files", "good", says)
+        yield Finding("files", "good", text)
     elif hard == resource.RLIM_INFINITY or hard >= need:
-        yield Finding("files", "weak", says, f"ulimit -n {need}")
+        yield Finding("files", "weak", text, f"ulimit -n {need}")
     else:
         yield Finding(
-            "files", "weak", says, f"raise the limit (limits.conf, LimitNOFILE=) to {need} or lower --concurrency"
+            "files", "weak", text, f"raise the limit to {need} (limits.conf, LimitNOFILE=), or lower --concurrency"
         )
 
 
 def memory() -> Iterator[Finding]:
-    """What this process may take, by its cgroup or by the machine."""
+    """Check the memory limit of the cgroup, or the memory of the machine."""
     if not hasattr(os, "sysconf"):
         return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -81,15 +81,15 @@ def memory() -> Iterator[Finding]:
         if text.isdigit():
             limits.append(int(text))
     least = min(limits)
-    says = f"{least / 1e9:.1f} GB for all processes here{', by the cgroup' if least < total else ''}"
+    text = f"{least / 1e9:.1f} GB of memory{' (cgroup limit)' if least < total else ''}"
     if least < 400_000_000:
-        yield Finding("memory", "weak", says, "a worker takes 100 to 400 MB: give it more, or lower --concurrency")
+        yield Finding("memory", "weak", text, "a worker needs 100 to 400 MB: raise the limit, or lower --concurrency")
     else:
-        yield Finding("memory", "good", says)
+        yield Finding("memory", "good", text)
 
 
 def disk(folder: Path) -> Iterator[Finding]:
-    """Whether output can be written to where crawls go, and for how long."""
+    """Check that the folder is writable, its free space, and its file system."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -99,24 +99,26 @@ def disk(folder: Path) -> Iterator[Finding]:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        yield Finding("disk", "bad", f"{place} cannot be written to: {error.strerror}", "choose another with --job DIR")
+        yield Finding("disk", "bad", f"{place} is not writable: {error.strerror}", "choose another folder: --job DIR")
         return
     free = shutil.disk_usage(place).free
-    says = f"{free / 1e9:,.1f} GB free in {place}, enough for about {free / 400e6:,.1f} M pages without bodies"
+    text = f"{free / 1e9:,.1f} GB free in {place}, enough for about {free / 400e6:,.1f} M pages without bodies"
     if free < LEAST_FREE_BYTES:
-        yield Finding("disk", "bad", says, "free some space: a crawl on a full disk waits until there is")
+        yield Finding("disk", "bad", text, "free disk space: a crawl waits while the disk is full")
     elif free < LITTLE_FREE_BYTES:
-        yield Finding("disk", "weak", says, "free some space, or choose another place with --job DIR")
+        yield Finding("disk", "weak", text, "free disk space, or choose another folder: --job DIR")
     else:
-        yield Finding("disk", "good", says)
-    kind = _mounted_as(place)
+        yield Finding("disk", "good", text)
+    kind = _file_system(place)
     if kind in _NETWORK_MOUNTS:
-        says = f"{place} is on a network file system ({kind})"
-        yield Finding("disk", "weak", says, "keep an embedded job on a local disk; to share a folder: folder:/path")
+        text = f"{place} is on a network file system ({kind})"
+        yield Finding(
+            "disk", "weak", text, "use a local disk, or a frontier for shared folders: --frontier folder:/path"
+        )
 
 
-def _mounted_as(place: Path) -> str:
-    """The kind of file system that a place is on; empty where nobody says."""
+def _file_system(place: Path) -> str:
+    """The type of the file system of a path; empty if unknown."""
     found, kind = "", ""
     try:
         mounts = Path("/proc/mounts").read_text("utf-8", "replace").splitlines()
@@ -131,15 +133,16 @@ def _mounted_as(place: Path) -> str:
 
 
 async def names(host: str, settings: Settings, *, clock: Clock) -> Finding:
-    """Whether a name can be looked up as a crawl would do it."""
+    """Check that a host name resolves, with the resolver of crawls."""
     resolver = Resolver(clock, settings.resolve, nameservers=settings.nameservers, tries=2)
     try:
         began = clock.monotonic()
         answer = await resolver.resolve(host)
     except FetchError as error:
-        mend = "check /etc/resolv.conf, or name a server with --nameservers 192.0.2.53"
-        return Finding("names", "bad", str(error), error.hint or mend)
+        fix = "check /etc/resolv.conf, or set a DNS server: --nameservers 192.0.2.53"
+        return Finding("names", "bad", str(error), error.hint or fix)
     finally:
         await resolver.aclose()
     took = clock.monotonic() - began
-    return Finding("names", "good", f"{host} is {', '.join(answer.addresses[:2])}, answered in {took * 1000:,.0f} ms")
+    addresses = ", ".join(answer.addresses[:2])
+    return Finding("names", "good", f"{host} resolves to {addresses} in {took * 1000:,.0f} ms")

@@ -1,4 +1,4 @@
-"""The history of one URL in a job: where it was found, which rule let it in, what it waits for, and its visits."""
+"""The history of a URL in a job: where it was found, which rules apply, what it is waiting for, and its visits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from gossamer import urls
 from gossamer.cut import pages_cut
 from gossamer.frontier import policy, recrawl
-from gossamer.inspect.rules import RobotsSays, Ruling, path_ruling, scope_ruling, when
+from gossamer.inspect.rules import RobotsRules, Ruling, path_ruling, scope_ruling, when
 from gossamer.jobs.job import Job, State, read_state
 from gossamer.model import PageRow
 from gossamer.settings import Settings
@@ -20,16 +20,16 @@ from gossamer.storage.request_log import Sent, stored, walked
 
 _ENDED = ("done", "failed", "skipped", "parked", "known")
 _BY_SCRAPY = (
-    "A Scrapy project made it. Which links to follow, robots.txt, redirects and retries are its affair, "
-    "and its log has the visits."
+    "It belongs to a Scrapy project, which handles links, robots.txt, redirects, and retries itself, and logs the "
+    "visits."
 )
 Known = Mapping[str, Any]
 
 
 async def url_history(job: Job, url: str, *, page: str = "", state: State | None = None, now: float) -> dict[str, Any]:
-    """All that can be known of a URL; `page` is where a link to it stands, if somebody knows of one.
+    """Everything that is known about a URL. `page` is a page with a link to it, if you know one.
 
-    `state` is that of the job, for those who know it."""
+    `state` is the state of the job, if the caller has it."""
     state = state or await read_state(job)
     settings, looked_for = job.settings, url
     known = await job.lookup(url)
@@ -69,13 +69,13 @@ async def url_history(job: Job, url: str, *, page: str = "", state: State | None
     found["rules"] = [ruling._asdict() for ruling in rulings]
     found["waits"] = waits(known, site, job, state, rulings, last) if known is not None else None
     found["next"] = next_visit(known, settings, now=now) if known is not None else None
-    found["attempts"] = [_attempt(one) for one in visits] or _journalled(known)
+    found["attempts"] = [_attempt(one) for one in visits] or _frontier_attempts(known)
     found["site_state"] = _plain(site)
     return found
 
 
 def _visits(job: Job, url: str, site: str) -> tuple[list[Sent], Sent | None]:
-    """The steps of the URL, however it was spelled, and the last request to its site that met a fault."""
+    """The requests for the URL, in any spelling, and the last request to its site that failed."""
     found: list[Sent] = []
     same = urls.equivalent(url)
     last: Sent | None = None
@@ -89,13 +89,13 @@ def _visits(job: Job, url: str, site: str) -> tuple[list[Sent], Sent | None]:
 
 
 def _rows(job: Job, url: str, visits: list[Sent]) -> list[PageRow]:
-    """The stored rows of the URL, or of another spelling that was visited in its place."""
+    """The stored rows of the URL, or of the spelling that was fetched instead."""
     spellings = dict.fromkeys([url, *(one.step.url for one in visits)])
     return next((rows for each in spellings if (rows := stored(job.stored(), each))), [])
 
 
 def _state(known: Known | None, site: Known | None, visits: list[Sent]) -> str:
-    """The frontier's word; where it keeps none of what is over, that of the last visit."""
+    """The state in the frontier. If the frontier keeps no state of finished URLs, the result of the last visit."""
     if known is None:
         return "unknown"
     state = str(known["state"])
@@ -116,24 +116,24 @@ def _referrer(known: Known, rows: list[PageRow], visits: list[Sent]) -> str:
 
 
 async def _depth_below(job: Job, page: str) -> int:
-    """The depth of a link on a page, as far as that is known."""
+    """The depth of a link on a page; 1 if the depth of the page is unknown."""
     known = await job.lookup(page)
     rows = stored(job.stored(), page) if known is not None and "depth" not in known else []
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
 def _by_scrapy(times: int) -> Ruling:
-    again = f" It was asked for {times} times, past the filter." if times > 1 else ""
+    again = f" It was requested {times} times, with dont_filter." if times > 1 else ""
     return Ruling(True, "scrapy", _BY_SCRAPY + again)
 
 
 async def _rulings(job: Job, found: Known, site: Known | None, *, now: float) -> list[Ruling]:
-    """What every rule says, in the order in which they apply."""
+    """Evaluate all rules, in the order in which they apply."""
     settings, url = job.settings, str(found["url"])
     depth, page = int(found.get("depth", 1)), str(found.get("referrer", ""))
     rulings = []
     if found["seen"] and not depth and not page:
-        rulings.append(Ruling(True, "seed", "It is a seed, or was added by hand; those are always let in."))
+        rulings.append(Ruling(True, "seed", "It is a seed or was added manually, which is always allowed."))
     else:
         year = gmtime(now).tm_year
         rulings.append(scope_ruling(url, settings, page=page or url, depth=depth, year=year))
@@ -143,8 +143,8 @@ async def _rulings(job: Job, found: Known, site: Known | None, *, now: float) ->
         return rulings
     if site is not None or found["seen"]:
         origin, about = urls.origin(url), site or {}
-        says = RobotsSays(about.get("robots", {}).get(origin), origin, settings)
-        rulings.append(says.ruling(urls.path_query(url)))
+        robots = RobotsRules(about.get("robots", {}).get(origin), origin, settings)
+        rulings.append(robots.ruling(urls.path_query(url)))
         asleep = path_ruling(url, about.get("memo", {}), settings, now=now) if depth else None
         rulings += [asleep] if asleep is not None else []
         if about.get("closed"):
@@ -153,11 +153,11 @@ async def _rulings(job: Job, found: Known, site: Known | None, *, now: float) ->
 
 
 async def _site_ruling(job: Job, url: str, site: Known | None) -> Ruling:
-    """Whether a URL that nobody has seen is in scope at all: whether the job has pages on its site."""
+    """Whether an unknown URL can be in scope: whether the job has pages on its site."""
     settings, name = job.settings, urls.site(url, by=job.settings.site_by)
     setting = f"scope = {settings.scope}"
     if settings.scope == "any" or site is not None:
-        return Ruling(True, "scope", "No rule keeps it out; no page that was fetched so far links to it.", setting)
+        return Ruling(True, "scope", "No rule excludes it, but no page fetched so far links to it.", setting)
     bare = name.removeprefix("www.")
     others = [bare, f"www.{bare}"]
     if settings.scope == "domain":
@@ -165,43 +165,46 @@ async def _site_ruling(job: Job, url: str, site: Known | None) -> Ruling:
         others += [domain, f"www.{domain}"]
     for other in dict.fromkeys(others):
         if other != name and await job.site(other) is not None:
-            words = f"No rule keeps it out, as {other} is in the job; no page that was fetched so far links to it."
+            words = f"No rule excludes it, because the job crawls {other}, but no page fetched so far links to it."
             return Ruling(True, "scope", words, setting)
-    return Ruling(False, "scope", f"The job has no page on {name}, and follows no links to other sites.", setting)
+    return Ruling(False, "scope", f"The job has no page on {name} and does not follow links to other sites.", setting)
 
 
 def _nofollow_ruling(job: Job, page: str) -> Ruling:
-    """Whether a link may have been passed over because somebody wished it: such links are not kept."""
+    """Whether a nofollow directive may have excluded a link; links with nofollow are not recorded."""
     setting = "nofollow = true"
-    wish = next((str(row.robots) for row in reversed(stored(job.stored(), page)) if row.robots), "") if page else ""
-    if "nofollow" in wish or "none" in wish:
-        return Ruling(False, "nofollow", f"{page} asks robots to follow none of its links ({wish}).", setting)
-    where = f"on {page}" if page else "on some page"
-    words = f"A link {where} with rel=nofollow would have been passed over; such links are not kept"
-    others = "" if page else ", nor are those of pages that ask robots to follow none"
-    return Ruling(True, "nofollow", f"{words}{others}.", setting)
+    robots = next((str(row.robots) for row in reversed(stored(job.stored(), page)) if row.robots), "") if page else ""
+    if "nofollow" in robots or "none" in robots:
+        return Ruling(
+            False, "nofollow", f"{page} has a robots directive against following its links ({robots}).", setting
+        )
+    if page:
+        words = f"A link on {page} with rel=nofollow is not followed, and not recorded."
+    else:
+        words = "Links with rel=nofollow, and links of pages with a robots nofollow directive, are not recorded."
+    return Ruling(True, "nofollow", words, setting)
 
 
 def _cut_rulings(job: Job, page: str, site: Known | None) -> list[Ruling]:
-    """Whether a link to the URL may have been dropped: from that page, or from some page of its site."""
+    """Whether a limit may have dropped a link to the URL, on that page or on any page of its site."""
     setting = f"max_links = {job.settings.max_links}"
     if page:
         cut = _cut_of(stored(job.stored(), page))
-        words = f"{page} was cut when it was fetched ({cut}), so a link may have been dropped."
+        words = f"{page} was cut by a limit ({cut}), which may have dropped a link to this URL."
         return [Ruling(True, "cut", words, setting)] if cut else []
     counts = pages_cut((site or {}).get("memo", {}))
     if site is None or not counts:
         return []
-    told = []
+    parts = []
     for reason, pages in counts.most_common():
-        what = "had more links than max_links" if reason == "max_links" else f"lost something to {reason}"
-        told.append(f"{pages:,} page{'s' * (pages != 1)} {what}")
-    words = f"Of {site['site']}, {', '.join(told)}: a link to this URL may have been dropped."
+        what = "had more links than max_links" if reason == "max_links" else f"exceeded {reason}"
+        parts.append(f"{pages:,} page{'s' * (pages != 1)} {what}")
+    words = f"On {site['site']}, {', '.join(parts)}: a link to this URL may have been dropped."
     return [Ruling(True, "cut", words, setting)]
 
 
 def _cut_of(rows: Sequence[PageRow]) -> str:
-    """What was dropped of a page at its last visit that brought it."""
+    """What a limit dropped from a page at its last visit with a body."""
     return next((row.cut or "" for row in reversed(rows) if row.status not in (0, 304)), "")
 
 
@@ -212,29 +215,29 @@ def _last_cut(visits: Sequence[Sent]) -> str:
 def _closed(site: Known, settings: Settings) -> Ruling:
     name, reason, failures = site["site"], site["closed"], site.get("memo", {}).get("failures", 0)
     if reason == "budget":
-        return Ruling(False, "budget", f"{name} has given all the pages that it may.", f"budget = {site.get('budget')}")
-    row = f" after {failures} faults in a row" if failures > 1 else ""
-    return Ruling(False, "closed", f"{name} was given up{row}: {reason}.", f"site_failures = {settings.site_failures}")
+        return Ruling(False, "budget", f"{name} has reached its limit of pages.", f"budget = {site.get('budget')}")
+    row = f" after {failures} consecutive errors" if failures > 1 else ""
+    return Ruling(False, "closed", f"{name} was closed{row}: {reason}.", f"site_failures = {settings.site_failures}")
 
 
 def waits(
     known: Known, site: Known | None, job: Job, job_state: State, rulings: list[Ruling], last: Sent | None
 ) -> dict[str, Any] | None:
-    """What a URL waits for; None if it waits for nothing."""
+    """What a URL is waiting for; None if it is finished."""
     state, site = known["state"], site or {}
     if state in _ENDED:
         return None
     if state == "leased":
         who, ends = known.get("worker") or "the crawl's own worker", known.get("lease_ends_in", 0.0)
         return _wait(
-            "lease", ends, f"{who} has it in hand, and holds its site for {ends:.0f} s more at most.", worker=who
+            "lease", ends, f"{who} has leased it; the lease expires in {ends:.0f} s at the latest.", worker=who
         )
     if job_state in ("paused", "stopping", "resting", "finished"):
         words = {
-            "paused": f"The job is paused; `gossamer resume {job.name}` lets it go on.",
-            "stopping": "The job is being stopped.",
-            "resting": "Nobody works on the job now; the next run, or the next worker, goes on with it.",
-            "finished": "The job has stored the pages that it may, and takes no more.",
+            "paused": f"The job is paused; resume it with `gossamer resume {job.name}`.",
+            "stopping": "The job is stopping.",
+            "resting": "No worker is running; the next run, or the next worker, continues the job.",
+            "finished": "The job has reached its limit of pages.",
         }[job_state]
         return _wait({"finished": "max_pages"}.get(job_state, job_state), None, words)
     hold = site.get("hold", 0.0)
@@ -242,73 +245,71 @@ def waits(
         return _held(site, rulings, hold, last)
     if state == "delayed":
         due = known.get("due_in", 0.0)
-        after = f" after {_fault(last)}" if last is not None and last.step.url == known["url"] else ""
-        return _wait(
-            "retry", due, f"It is tried again in {_span(due)}{after}; that will be try {known.get('tries', 0) + 1}."
-        )
+        after = f" after {_failure(last)}" if last is not None and last.step.url == known["url"] else ""
+        return _wait("retry", due, f"Retry in {_span(due)}{after}; that will be attempt {known.get('tries', 0) + 1}.")
     return _turn(known, site)
 
 
 def _held(site: Known, rulings: list[Ruling], hold: float, last: Sent | None) -> dict[str, Any]:
     if any(ruling.rule == "robots-unreachable" for ruling in rulings):
-        return _wait("robots", hold, f"Its site is left alone for {_span(hold)} more, as robots.txt cannot be had.")
+        return _wait("robots", hold, f"Its site is held for {_span(hold)} more, because robots.txt is unreachable.")
     failures = site.get("memo", {}).get("failures", 0)
-    row = f" It was fault {failures} in a row." if failures > 1 else ""
-    why = f" after {_fault(last)}" if last is not None else ""
-    return _wait("back-off", hold, f"Its site is left alone for {_span(hold)} more{why}.{row}")
+    row = f" It was consecutive error {failures}." if failures > 1 else ""
+    why = f" after {_failure(last)}" if last is not None else ""
+    return _wait("back-off", hold, f"Its site is held for {_span(hold)} more{why}.{row}")
 
 
 def _turn(known: Known, site: Known) -> dict[str, Any]:
-    """What a URL waits for that could go out as far as it is concerned."""
+    """What a URL that is ready is waiting for: its site, or a worker."""
     queued, delay = site.get("queued", 0), site.get("delay", 0.0)
-    line = f" {queued:,} wait there in all, and {_span(delay)} pass between two." if queued else ""
+    line = f" Its site has {queued:,} queued URLs, and a delay of {_span(delay)}." if queued else ""
     if known.get("shard_worker"):
         worker = known["shard_worker"]
-        words = f"{worker} works on its part of the sites, and may have it in hand; only {worker} knows.{line}"
+        words = f"{worker} owns its shard and may have leased it; other processes cannot see that.{line}"
         return _wait("turn", None, words, worker=worker)
     if site.get("workers"):
         worker = site["workers"][0] or "the crawl's own worker"
-        return _wait("lease", None, f"{worker} has its site in hand, with others of its URLs.{line}", worker=worker)
+        return _wait("lease", None, f"{worker} has leased its site, with other URLs.{line}", worker=worker)
     ready = site.get("ready_in") or 0.0
     if ready > 0:
-        return _wait("delay", ready, f"Its site may be asked again in {_span(ready)}.{line}")
+        return _wait("delay", ready, f"The delay of its site ends in {_span(ready)}.{line}")
     if site.get("share_left") == 0:
-        words = f"Its site has had its share of the last fetches, and waits while other sites are ready.{line}"
+        words = f"Its site has used its share of recent fetches, and waits while other sites are ready.{line}"
         return _wait("quota", None, words)
-    return _wait("turn", None, f"It could go out now, and waits for a worker to have time.{line}")
+    return _wait("turn", None, f"It is ready, and waits for a free worker.{line}")
 
 
 def _wait(kind: str, seconds: float | None, words: str, **more: Any) -> dict[str, Any]:
     return {"for": kind, "seconds": None if seconds is None else round(seconds, 3), "words": words, **more}
 
 
-def _fault(one: Sent) -> str:
-    said = f"status {one.step.status}" if one.step.status else f"a fault ({one.step.error})"
-    return f"{said} at {when(one.step.at)}"
+def _failure(one: Sent) -> str:
+    what = f"status {one.step.status}" if one.step.status else f"an error ({one.step.error})"
+    return f"{what} at {when(one.step.at)}"
 
 
 def next_visit(known: Known, settings: Settings, *, now: float) -> dict[str, Any] | None:
-    """When a page that had its visit comes again, and why then; None while that is not the question."""
+    """When a finished page is visited again, and why; None if it is not finished."""
     if known["state"] not in _ENDED:
         return None
     if known.get("due_in") is None:
-        words = "None: each page is visited once." if not settings.recrawl else "None is planned."
+        words = "None: each page is visited once." if not settings.recrawl else "None scheduled."
         return {"at": None, "words": words, "setting": f"recrawl = {settings.recrawl or 'no'}"}
     due, visited = known["due_in"], recrawl.read(known.get("visit"))
     rule = recrawl.rule_of(settings.recrawl)
     if known["state"] != "done":
-        count = f"failure {visited.failures} in a row" if visited.failures else "a failure"
-        reason = f"after {count}" if known["state"] == "failed" else "as what was skipped is looked at again"
+        count = f"consecutive failure {visited.failures}" if visited.failures else "a failure"
+        reason = f"after {count}" if known["state"] == "failed" else "because skipped URLs are checked again"
     elif rule.kind == "table":
         reason = f"{_span(settings.revisit_seconds)} after a success"
     elif rule.kind == "adaptive":
-        reason = "by how often it was seen to change"
+        reason = "based on its observed change rate"
         if visited.looks:
-            reason += f" ({visited.changes:g} of {visited.looks:g} looks found a change)"
+            reason += f" ({visited.changes:g} of {visited.looks:g} visits found a change)"
     else:
-        reason = "by its share of the budget of visits"
+        reason = "based on its share of the visit budget"
     at = now + due
-    words = f"{when(at)}, in {_span(due)}, {reason}." if due else f"Now: it is due, {reason}."
+    words = f"{when(at)}, in {_span(due)}, {reason}." if due else f"Due now, {reason}."
     return {"at": round(at, 3), "words": words, "setting": f"recrawl = {settings.recrawl or 'no'}"}
 
 
@@ -316,8 +317,8 @@ def _attempt(one: Sent) -> dict[str, Any]:
     return {**msgspec.structs.asdict(one.step), "worker": one.worker}
 
 
-def _journalled(known: Known | None) -> list[dict[str, Any]]:
-    """What the frontier itself kept of the visits, where there are no files of them."""
+def _frontier_attempts(known: Known | None) -> list[dict[str, Any]]:
+    """The visits that the frontier recorded, for jobs without a request log."""
     return [
         {"at": one["at"], "status": one["code"], "error": "" if one["code"] else one["reason"]}
         for one in (known or {}).get("attempts", ())
@@ -325,7 +326,7 @@ def _journalled(known: Known | None) -> list[dict[str, Any]]:
 
 
 def _plain(site: Known | None) -> dict[str, Any] | None:
-    """A site without what only programs read."""
+    """A site without its binary robots.txt records."""
     return None if site is None else {name: value for name, value in site.items() if name != "robots"}
 
 
