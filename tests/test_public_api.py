@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gossamer
+from gossamer.settings import VERSION
 
 PUBLIC = (
     "AsyncJobHandle",
@@ -46,6 +47,11 @@ def test_public_name_exists_with_a_docstring(name: str) -> None:
     value = getattr(gossamer, name)
     assert value.__doc__
     assert value.__module__.startswith("gossamer.")
+
+
+def test_the_version_and_all_names_are_attributes() -> None:
+    assert gossamer.__version__ == VERSION
+    assert {*PUBLIC, "__version__"} <= {*dir(gossamer)}
 
 
 def test_missing_public_name_is_an_attribute_error() -> None:

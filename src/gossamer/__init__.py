@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from gossamer.api import AsyncJobHandle, JobHandle, Pages, Results, crawl, open_job
     from gossamer.errors import ConfigError, ExtractError, FetchError, FrontierError, GossamerError, SinkError
     from gossamer.extract.page import Page
@@ -57,6 +58,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from gossamer.settings import VERSION
+
+        return VERSION
     if name in _HOMES:
         return getattr(import_module(f"gossamer.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'gossamer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

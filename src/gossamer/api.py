@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
+from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,14 +23,14 @@ import msgspec
 
 from gossamer.clock import SystemClock
 from gossamer.engine.parsing import Parse, make_spider
-from gossamer.errors import ConfigError, OwnerGone
+from gossamer.errors import ConfigError, OwnerGone, UnknownSetting
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
 from gossamer.extras import unusable
-from gossamer.job_folder import folder_of, read_seeds
+from gossamer.job_folder import collect_seeds, folder_of, is_begun, read_seeds
 from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Counts, Record
-from gossamer.settings import Settings, build
+from gossamer.settings import FIELDS, Settings, build
 
 if TYPE_CHECKING:
     import pandas
@@ -132,16 +134,42 @@ def _is_request(found: Any) -> bool:
     return found is None or isinstance(found, Request)
 
 
-def crawl(*seeds: str, spider: Spider | type[Spider] | None = None, job: str | None = None, **settings: Any) -> Pages:
-    """Crawl from these URLs; `settings` are those of the command line. With `job` the crawl is kept and resumable."""
+def crawl(
+    *seeds: str | Path | Iterable[str],
+    spider: Spider | type[Spider] | None = None,
+    job: str | None = None,
+    **settings: Any,
+) -> Pages:
+    """Crawl from these seeds, with settings as keyword arguments, as in `delay=2.0`.
+
+    A seed is a URL (`example.com` means `https://example.com/`), a `pathlib.Path` of a seeds file (one URL per line,
+    with `#` comments), or an iterable of URLs, such as a list or a DataFrame column. Without seeds, the crawl starts
+    from those of the `spider`.
+
+    With `job`, the crawl is stored in `crawls/NAME`, and the same call resumes it. An unknown keyword raises
+    `TypeError`."""
+    _check_keywords(settings)
     chosen = spider() if isinstance(spider, type) else spider
     own = dict(chosen.settings) if chosen is not None else {}
     built = build({**own, **settings})
     if built.workers > 1 or built.parse_processes:
         raise ConfigError("a crawl inside Python runs in this process", hint="use `gossamer crawl` for workers")
     chosen = chosen or make_spider(built)
-    urls = read_seeds(seeds or tuple(chosen.start))
-    return Pages(urls, folder_of(job, urls) if job else None, built, chosen)
+    urls = collect_seeds(seeds or tuple(chosen.start))
+    folder = folder_of(job, urls) if job else None
+    if not urls and (folder is None or not is_begun(folder)):
+        raise ConfigError("no seed to crawl from", hint="pass a URL, as in gossamer.crawl('https://example.com')")
+    return Pages(urls, folder, built, chosen)
+
+
+def _check_keywords(settings: Mapping[str, Any]) -> None:
+    own = [name for name, item in inspect.signature(crawl).parameters.items() if item.kind is item.KEYWORD_ONLY]
+    for name in settings:
+        if name not in FIELDS:
+            close = get_close_matches(name, [*own, *FIELDS], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "docs/reference/settings.md lists all settings"
+            # A traceback does not show the hint of an error.
+            raise UnknownSetting(f"crawl() got an unexpected keyword argument {name!r}: {hint}", hint=hint)
 
 
 class Results:

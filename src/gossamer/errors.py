@@ -2,6 +2,7 @@
 
 GossamerError
   ConfigError          invalid setting, unknown backend, or missing extra; the command line exits with 2
+    UnknownSetting     a keyword argument of crawl() that is not a setting (also a TypeError)
   FetchError           a page could not be fetched
     TransientError     retried
       TimedOut         a stage, or the whole fetch, exceeded its time limit
@@ -55,6 +56,10 @@ class GossamerError(Exception):
 
 class ConfigError(GossamerError):
     """An invalid setting, an unknown backend, or a missing extra."""
+
+
+class UnknownSetting(ConfigError, TypeError):
+    """A keyword argument of `gossamer.crawl()` that is not a setting."""
 
 
 class FetchError(GossamerError):

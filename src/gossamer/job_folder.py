@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,45 @@ def read_seeds(given: Sequence[str]) -> list[str]:
             )
         seeds.append(url)
     return seeds
+
+
+def seed_lines(text: str) -> list[str]:
+    """The seeds in the text of a seeds file: one per line, without blank lines and comments.
+
+    A comment begins with `#` at the start of a line or after whitespace; elsewhere `#` begins a URL's fragment."""
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def collect_seeds(given: Iterable[str | Path | Iterable[str]]) -> list[str]:
+    """Flatten and normalize seeds: URLs, paths of seeds files, and iterables of URLs, such as a DataFrame column."""
+    return read_seeds([text for each in given for text in _seed_texts(each)])
+
+
+def _seed_texts(given: str | Path | Iterable[str]) -> Iterable[str]:
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, Path):
+        try:
+            return seed_lines(given.read_text("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"seeds file {given}: not UTF-8: {error.reason}", hint="save the file as UTF-8") from None
+        except OSError as error:
+            raise ConfigError(
+                f"seeds file {given}: {error.strerror or error}", hint="pass a URL as a string, a seeds file as a Path"
+            ) from None
+    if hasattr(given, "columns") and hasattr(given, "iloc"):
+        raise ConfigError("a DataFrame is not a list of seeds", hint="pass one of its columns: crawl(frame['url'])")
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise ConfigError(f"{given!r:.80} is not a seed", hint=_SEED_KINDS)
+    texts = list(given)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError(f"{text!r:.80} is not a seed URL: it is not a string", hint=_SEED_KINDS)
+    return texts
+
+
+_SEED_KINDS = "pass a URL, a Path of a seeds file, or strings; frame['url'].dropna() drops missing values of a column"
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:

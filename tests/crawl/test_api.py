@@ -75,6 +75,30 @@ def test_two_crawls_run_in_one_process() -> None:
         assert asyncio.run(both(one, two)) == [12, 7]
 
 
-def test_a_wrong_setting_is_named() -> None:
-    with pytest.raises(gossamer.ConfigError, match="delai"):
-        gossamer.crawl("https://example.com", delai=3)
+@pytest.mark.parametrize(
+    ("keyword", "suggestion"),
+    [("delai", "'delay'"), ("max_page", "'max_pages'"), ("jobs", "'job'"), ("xyzzy", "docs/reference/settings.md")],
+)
+def test_an_unknown_keyword_is_a_type_error_with_a_suggestion(keyword: str, suggestion: str) -> None:
+    settings: dict[str, Any] = {keyword: 3}
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'") as error:
+        gossamer.crawl("https://example.com", **settings)
+    assert suggestion in str(error.value)
+    assert isinstance(error.value, gossamer.ConfigError), "as before"
+
+
+def test_a_wrong_value_of_a_setting_is_a_config_error() -> None:
+    with pytest.raises(gossamer.ConfigError, match="delay"):
+        gossamer.crawl("https://example.com", delay="slow")
+
+
+def test_a_crawl_without_seeds_is_rejected() -> None:
+    with pytest.raises(gossamer.ConfigError, match="no seed to crawl from"):
+        gossamer.crawl([])
+
+
+def test_seeds_from_a_file_and_a_list_are_crawled(tmp_path: Path) -> None:
+    with SimWeb(sites=2, pages_per_site=2, page_bytes=2000) as web:
+        (tmp_path / "seeds.txt").write_text(f"# one\n{web.seeds[0]}\n", "utf-8")
+        pages = gossamer.crawl(tmp_path / "seeds.txt", iter(web.seeds[1:]), delay=0, allow_private=True)
+        assert len(list(pages)) == 4

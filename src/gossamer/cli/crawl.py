@@ -46,7 +46,9 @@ from gossamer.redact import masked_address
 @click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="URL...")
 @click.option(
-    "--seeds", type=click.File("r", encoding="utf-8-sig"), help="File with one URL per line; - is standard input."
+    "--seeds",
+    type=click.File("r", encoding="utf-8-sig"),
+    help="File with one URL per line and # comments; - is standard input.",
 )
 @click.option(
     "--job",

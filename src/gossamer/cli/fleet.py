@@ -39,7 +39,9 @@ from gossamer.storage.registry import is_shared, shared_folder, wants_segments
 @click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="[SPIDER.py] URL...")
 @click.option(
-    "--seeds", type=click.File("r", encoding="utf-8-sig"), help="File with one URL a line; - is standard input."
+    "--seeds",
+    type=click.File("r", encoding="utf-8-sig"),
+    help="File with one URL per line and # comments; - is standard input.",
 )
 @click.option("--job", "name", default="", shell_complete=job_names, help="Name of the job.  [default: the first host]")
 @click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="redis://host:port/db")

@@ -65,9 +65,9 @@ def _whole(reference: str) -> str:
 
 
 def read_lines(file: IO[str]) -> list[str]:
-    """The lines of a UTF-8 text file."""
+    """The URLs in a UTF-8 seeds file: one per line, without blank lines and comments."""
     try:
-        return file.read().splitlines()
+        return job_folder.seed_lines(file.read())
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file.name}: not UTF-8: {error.reason}", hint="save the file as UTF-8") from None
 
