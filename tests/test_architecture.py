@@ -24,20 +24,20 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("service",),
     ("cli",),
 )
-"""A room imports those of earlier steps; those of its own step not. What is in no room is the core."""
+"""Packages import only packages of earlier steps, and none of their own step. Other modules are the core."""
 STEP = {room: step for step, rooms in enumerate(ORDER) for room in rooms}
 FRONT = {"__init__", "__main__", "sink", "stored"}
-"""The package's own names, the command's entry, and aliases of public names."""
+"""The package's public names, the entry point of the command, and aliases of public names."""
 STORAGE_MAY = {"download.decoding", "extract.mime"}
-"""WARC pages are decoded, and trees sniffed; nothing else of the rooms before it is known to storage."""
+"""Storage decodes WARC pages and sniffs trees; it imports nothing else from earlier packages."""
 BACKENDS = "frontier/backends.py"
 SCHEME = re.compile(
     r"(rediss?(\+sentinel)?|unix|postgres(ql)?|mysql|mariadb|folder|sqlite|memory)(:/{0,3})?", re.IGNORECASE
 )
 OWN_SCHEMES = ("frontier/redis/", "frontier/sql/", "frontier/embedded/")
-"""Of its own schemes a backend may ask which kind of server, dialect or store each stands for."""
+"""Modules of a backend, which can compare its own schemes to select a kind of server, dialect, or store."""
 NO_FRONTIERS = ("storage/", "testing/servers.py", "testing/network.py", "lab/verify.py")
-"""The addresses here are those of sinks, servers for tests, and proxies."""
+"""Modules with addresses of sinks, test servers, and proxies."""
 WAYS_IN = {"cli", "service", "api"}
 OPENED_BY_JOBS = {
     *(f"engine.{name}" for name in ("coordinator", "remote")),
@@ -45,10 +45,10 @@ OPENED_BY_JOBS = {
       for path in (SOURCE / "frontier").rglob("*.py")),
 } - {"frontier.backends", "frontier.base", "frontier.placement", "frontier.policy"}  # fmt: skip
 SERVICE_NAMES = "service/schemas.py"
-"""Its classes keep the names that OpenAPI publishes."""
+"""The module whose class names are published in the OpenAPI document."""
 REGISTRY = {"Compacts", "MovesShards", "ability", "backend_of", "check", "find_backend", "is_address", "is_fleet",
             "is_in_memory"}  # fmt: skip
-"""What the ways in may ask the registry of frontiers: about an address, never for a job."""
+"""Functions of the frontier registry that entry packages may use: about an address, not about a job."""
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 PREFIXES = {"startswith", "removeprefix", "match", "fullmatch", "search", "index", "find", "split"}
@@ -62,7 +62,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that a module imports, wherever in it."""
+    """Line and full name of every import of a module, at any level."""
     package = ["gossamer", *path.relative_to(SOURCE).parent.parts]
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -76,7 +76,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def part(path: Path) -> str:
-    """The room or the top module that a file belongs to."""
+    """The package or the top-level module of a file."""
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -108,7 +108,7 @@ def test_imports_follow_the_package_order(path: Path) -> None:
 
 
 def test_no_import_cycles() -> None:
-    """No cycles among imports at the top of modules: each can be read, and loaded, after those that it names."""
+    """No cycles among module-level imports."""
     modules = {name_of(path): path for path in MODULES}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -127,7 +127,7 @@ def test_no_import_cycles() -> None:
 
 
 def _runtime_lines(node: ast.stmt) -> set[int]:
-    """The lines of the imports that run when a module is loaded: not those for types, nor those in functions."""
+    """The lines of imports that run when a module is loaded, without imports for types and in functions."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {node.lineno}
     return {line for inner in node.body for line in _runtime_lines(inner)} if isinstance(node, ast.Try) else set()
@@ -145,7 +145,7 @@ def test_public_class_names_are_unique() -> None:
 
 @every_module
 def test_schemes_of_frontiers_are_compared_in_one_module(path: Path) -> None:
-    """Everybody else asks the registry, so that a backend of another package is treated as ours are."""
+    """All other modules use the registry, so that third-party backends work like built-in ones."""
     name = path.relative_to(SOURCE).as_posix()
     if name == BACKENDS or name.startswith((*OWN_SCHEMES, *NO_FRONTIERS)):
         return
@@ -167,7 +167,7 @@ def test_frontier_schemes_are_parsed_in_one_module(path: Path) -> None:
 
 
 def _compared(node: ast.AST) -> Iterator[ast.Constant]:
-    """The constants that something is held against: in comparisons, patterns, prefixes, and collections of them."""
+    """Constants in comparisons, patterns, prefixes, and collections of them."""
     parts: list[ast.AST | None] = []
     if isinstance(node, ast.Compare):
         parts = [node.left, *node.comparators]
@@ -184,7 +184,7 @@ def _compared(node: ast.AST) -> Iterator[ast.Constant]:
 
 @every_module
 def test_entry_packages_do_not_import_one_another(path: Path) -> None:
-    """The commands, the service and the Python API are thin over the same rooms; only `serve` starts the service."""
+    """The commands, the service, and the Python API use the same packages; only `serve` starts the service."""
     here = part(path)
     if here not in WAYS_IN or path == SOURCE / "cli" / "serve.py":
         return
@@ -196,7 +196,7 @@ def test_entry_packages_do_not_import_one_another(path: Path) -> None:
 
 @every_module
 def test_entry_packages_use_job_handles_only(path: Path) -> None:
-    """They open no frontier, no owner's socket and no frontier's file themselves: `jobs/` does, whatever the kind."""
+    """They open no frontier, socket, or frontier file themselves: `jobs/` does, for every kind of job."""
     if part(path) not in WAYS_IN:
         return
     for line, name in imports(path):
@@ -219,7 +219,7 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
 
 @every_module
 def test_modules_have_no_global_state(path: Path) -> None:
-    """No `global`, no empty container to fill, and no changes to a container that belongs to the module."""
+    """No `global`, no empty module-level containers, and no changes to module-level containers."""
     module = tree(path)
     containers: set[str] = set()
     for node in module.body:
@@ -260,7 +260,7 @@ def test_every_module_has_a_docstring(path: Path) -> None:
 
 
 def test_forbidden_import_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above can fail: each is shown a module that breaks it."""
+    """Each check above fails for a module that violates it."""
     monkeypatch.setattr("test_architecture.SOURCE", tmp_path)
     (tmp_path / "storage").mkdir()
     (tmp_path / "cli").mkdir()

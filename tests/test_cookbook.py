@@ -1,4 +1,4 @@
-"""The tutorial and the cookbook as readers use them: files are written, commands run, and what they print compared."""
+"""The tutorial and the cookbook: writes their files, runs their commands, and compares the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLACE = "127.0.0.1:8000"
-"""The site of the pages; in the tests it has any port."""
+"""The site in the pages; tests use another port."""
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [
     path
@@ -24,14 +24,14 @@ PAGES = [
 
 
 class Command(NamedTuple):
-    """A command of a page, and what it is said to print."""
+    """A command of a page, with its expected output."""
 
     line: str
     shown: str
 
 
 def commands(block: str) -> Iterator[Command]:
-    """The commands of a console; one that ends with a backslash goes on in the next line."""
+    """The commands of a console block; a trailing backslash continues a command."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         found = re.match(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*)", part, re.DOTALL)
         assert found is not None
@@ -39,7 +39,7 @@ def commands(block: str) -> Iterator[Command]:
 
 
 def pattern_of(shown: str) -> re.Pattern[str]:
-    """What is shown as a pattern: three points stand for anything, on a line of their own for any lines."""
+    """Convert expected output to a pattern: `...` matches any text, and any lines if alone on a line."""
     lines = []
     for line in shown.splitlines():
         if line.strip() == "...":
@@ -50,7 +50,7 @@ def pattern_of(shown: str) -> re.Pattern[str]:
 
 
 class Reader:
-    """Somebody with a page, a folder and a terminal for the simulated web."""
+    """A reader with a page, a folder, and a terminal for the simulated web."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ class Reader:
         self.environment |= {"PATH": f"{tools}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "COLUMNS": "120"}
 
     def read(self, page: Path) -> int:
-        """Do what a page says, in its order; how many outputs were compared."""
+        """Follow a page in order; returns the number of compared outputs."""
         compared = 0
         for kind, title, body in BLOCK.findall(page.read_text("utf-8")):
             if title:
@@ -112,7 +112,7 @@ class Reader:
         return bool(command.shown)
 
     def start_web(self, line: str) -> None:
-        """The page's web, on a free port; its seeds go where the page puts them."""
+        """Start the page's simulated web on a free port, with its seeds in the page's file."""
         words, _, file = line.replace("--port 8000", "--port 0").partition(" > ")
         web = subprocess.Popen(
             [str(self.folder / "bin" / "gossamer"), *words.split()[1:], "--quiet"],

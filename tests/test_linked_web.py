@@ -1,4 +1,4 @@
-"""The web of the benchmark shape `links`: what it promises of its pages, and what its server logs."""
+"""The web of the benchmark shape `links`: its pages and its server's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of the program's texts: complete as far as a few known ones of each kind show."""
+"""scripts/messages lists known texts of each kind."""
 
 from __future__ import annotations
 

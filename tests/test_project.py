@@ -1,4 +1,4 @@
-"""The files around the code: one version, workflows that can be read, and no registry's address in any of them."""
+"""Project files: consistent version, valid workflows, and no package index addresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def version(*options: str, root: Path = ROOT) -> subprocess.CompletedProcess[str
 
 
 def copy(to: Path) -> Path:
-    """The sources without a repository, as in an image or an archive."""
+    """The sources without a git repository, as in an image or an archive."""
     names = "scripts/version src/gossamer/settings.py CHANGELOG.md man/gossamer.1"
     for name in [
         *names.split(),

@@ -1,4 +1,4 @@
-"""The names that users may rely on: adding or removing one is a decision, not an accident."""
+"""Public names: changing them must be deliberate."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_importing_the_package_loads_little() -> None:
 
 
 def test_a_worker_loads_only_what_its_crawl_needs() -> None:
-    """Each process of a fleet pays for it: no XPath, browser, databases or drawing before they are used."""
+    """Every process pays for imports: no XPath, browser, databases, or drawing before they are used."""
     loaded = loaded_by("import gossamer.cli.crawl, gossamer.jobs.worker; gossamer.cli.main")
     heavy = {"aiodns", "cssselect", "duckdb", "lxml", "playwright", "pyarrow", "pycares", "redis", "rich", "starlette"}
     assert loaded & {*heavy, "gossamer.download.browser", "gossamer.results.report", "gossamer.storage.reader"} == set()
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules of a process that has run this."""
+    """The loaded modules of a process that runs this code."""
     asked = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
     return set(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split())

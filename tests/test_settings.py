@@ -21,7 +21,7 @@ HOSTILE = "\x00\x01\t\n\r\x1b\x7f\x85\u2028\u202e\ufeff\U0001f600 ' \" \\ ''' \"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to stand in, with no settings around."""
+    """Change to an empty folder without settings."""
     for name in [name for name in os.environ if name.startswith("GOSSAMER_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The site of the documents: it is built without a warning, has every page, and loads nothing from elsewhere."""
+"""The documentation site: builds without warnings, has every page, and loads no external resources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = ("ul", "ol", "li", "pre", "table", "tr", "td", "th", "h1", "h2", "h3", 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make docs` makes, elsewhere; a warning ends it."""
+    """Build the site in a temporary folder; warnings are errors."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
@@ -61,7 +61,7 @@ def test_index_pages_link_to_every_page_of_their_kind() -> None:
 
 @pytest.mark.parametrize("name", [*(f"docs/{page}" for page in PAGES), *ABOVE, "README.md"])
 def test_a_page_has_the_same_shape_on_the_site_and_in_the_repository(name: str) -> None:
-    """The site's renderer is not the one of code hosts: lists and code must be written so that both see them."""
+    """The site and code hosts use different renderers: lists and code must render in both."""
     text = (ROOT / name).read_text("utf-8")
     extensions = ["attr_list", "tables", "sane_lists", "pymdownx.highlight", "pymdownx.superfences"]
     assert shape(markdown.markdown(text, extensions=extensions)) == shape(

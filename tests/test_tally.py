@@ -1,4 +1,4 @@
-"""What the benchmarks count: all processes of a command, whatever became of their parents."""
+"""The benchmarks measure all processes of a command, including orphans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc"
 
 
 def orphan(code: str) -> str:
-    """A program that ends at once and leaves another behind, which runs this code."""
+    """A program that exits at once and leaves an orphan that runs this code."""
     lines = (
         "import os",
         "if os.fork() == 0:",

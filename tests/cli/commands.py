@@ -1,4 +1,4 @@
-"""Commands as people run them, a terminal that a test can read, and a small site with hostile texts on it."""
+"""Helpers for command tests: run commands, read a terminal, and serve a small site with hostile texts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def small_site() -> Iterator[str]:
-    """The URL of SITE, without the slash at its end."""
+    """The URL of SITE, without its trailing slash."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -76,7 +76,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def gossamer(*arguments: str, cwd: Path, stdin: str = "", **changes: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end."""
+    """Run a command and wait for its end."""
     return subprocess.run(
         [sys.executable, "-m", "gossamer", *arguments],
         cwd=cwd,
@@ -89,7 +89,7 @@ def gossamer(*arguments: str, cwd: Path, stdin: str = "", **changes: str) -> sub
 
 
 class Terminal:
-    """A command on a terminal of its own, in the foreground, as a shell would start it."""
+    """A foreground command on its own terminal, as started by a shell."""
 
     def __init__(self, *arguments: str, cwd: Path, columns: int = 80, lines: int = 24, term: str = "") -> None:
         self.raw = b""
@@ -117,7 +117,7 @@ class Terminal:
         os.write(self._fd, data)
 
     def read(self, seconds: float) -> bool:
-        """Take in what was written; False once the other side is closed."""
+        """Read pending output; False once the other side is closed."""
         if not select.select([self._fd], [], [], seconds)[0]:
             return True
         try:
@@ -132,7 +132,7 @@ class Terminal:
         return [line.rstrip() for line in self.screen.display]
 
     def everything(self) -> list[str]:
-        """All lines, with those that have scrolled away."""
+        """All lines, including those scrolled off the screen."""
         gone = ["".join(row[column].data for column in range(self.screen.columns)) for row in self.screen.history.top]
         return [line.rstrip() for line in (*gone, *self.screen.display)]
 
@@ -146,7 +146,7 @@ class Terminal:
         raise AssertionError("it was never shown:\n" + "\n".join(self.everything()))
 
     def wait(self, seconds: float = 60.0) -> int:
-        """The exit code, with all output read."""
+        """Wait for the exit code, and read all output."""
         end = time.monotonic() + seconds
         while self.read(0.1):
             if time.monotonic() > end:

@@ -320,7 +320,7 @@ def test_crawl_works_with_closed_output(site: str, tmp_path: Path, redirection: 
 
 
 def test_allocator_options_are_set_before_the_http_client_loads() -> None:
-    """It reads the environment once; too late, and each process would hold a third more memory."""
+    """The allocator reads the environment once; set too late, each process would use a third more memory."""
     script = "import sys, gossamer.cli; print([name for name in sys.modules if name.startswith('pyreqwest')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""The command `diff`: which pages are new, gone or changed."""
+"""The command `diff`: new, gone, and changed pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gossamer doctor`: what it says of a machine and of real stores."""
+"""`gossamer doctor`: checks of a machine and of real stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gossamer.testing.servers import PostgresServer, RedisServer, SqlServer, fre
 
 
 class Ahead(SystemClock):
-    """A machine whose clock is a minute ahead of everybody's."""
+    """A machine whose clock is a minute ahead."""
 
     def epoch(self) -> float:
         return super().epoch() + 60.0
@@ -119,7 +119,7 @@ def test_doctor_reports_an_unwritable_folder(tmp_path: Path) -> None:
 
 
 def test_doctor_distinguishes_broken_and_missing_extras(tmp_path: Path) -> None:
-    """Such as pyarrow without a package that it needs itself."""
+    """For example pyarrow without one of its dependencies."""
     (tmp_path / "broken" / "pyarrow").mkdir(parents=True)
     (tmp_path / "broken" / "pyarrow" / "__init__.py").write_text("import a_module_that_is_not_there")
     (tmp_path / "missing.py").write_text(

@@ -1,4 +1,4 @@
-"""The help and the manual: whole, readable on a narrow terminal, and true."""
+"""The help and the man pages: complete, readable on a narrow terminal, and correct."""
 
 from __future__ import annotations
 

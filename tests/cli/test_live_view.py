@@ -76,7 +76,7 @@ def test_text_from_the_network_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_goes_away_does_not_end_the_crawl(tmp_path: Path) -> None:
-    """The other side of the terminal is closed while it draws; hang-up is ignored, as under nohup."""
+    """The terminal is closed while the view draws; SIGHUP is ignored, as under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with crawl_on_terminal(tmp_path, sites=2, pages_per_site=12) as terminal:
@@ -90,7 +90,7 @@ def test_a_terminal_that_goes_away_does_not_end_the_crawl(tmp_path: Path) -> Non
 
 
 def test_frozen_terminal_does_not_block_the_crawl(tmp_path: Path) -> None:
-    """Nothing is read from the terminal, as after Ctrl-S, until all pages are on disk."""
+    """The terminal is not read, as after Ctrl-S, until all pages are on disk."""
     path = tmp_path / "job/x/pages.jsonl"
     (tmp_path / "loud.py").write_text(
         "import sys\nfrom gossamer import Spider\n\n\nclass Loud(Spider):\n    follows_links = True\n\n"

@@ -17,7 +17,7 @@ EVIL = "http://h/\x1b[2J[bold red]x[/]\r\nERROR\u202e" + "y" * 300
 
 
 class Run(LocalRun):
-    """A crawl that only says what it is told to."""
+    """A fake crawl with settable statistics."""
 
     def __init__(self, **settings: object) -> None:
         self.hands = ManualClock()

@@ -1,4 +1,4 @@
-"""Logs: lines that programs can read, that hide secrets and obey nobody, and that no crawl depends on."""
+"""Logs: machine-readable lines without secrets or control sequences; a failing log does not affect a crawl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices of a run: when it ends, stalls or mostly fails; to a web hook and to a command, and never at its cost."""
+"""Notifications of ends, stalls, and high error rates, to a webhook and to a command, without slowing the crawl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAST = ("--allow-private", "--delay", "0", "--quiet")
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Keeps what it is told."""
+    """Records notifications."""
 
     def do_POST(self) -> None:
         told: list[object] = self.server.told  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ class Hook(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is said."""
+        """Log nothing."""
 
 
 def test_webhook_and_command_are_notified_of_the_end(tmp_path: Path) -> None:

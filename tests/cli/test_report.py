@@ -1,4 +1,4 @@
-"""`gossamer report`: what is in it, what it costs, and what pages of others cannot do to it."""
+"""`gossamer report`: contents, memory, and escaping of external text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_report_agrees_with_the_stored_rows(tmp_path: Path) -> None:
 
 
 def test_report_escapes_external_text() -> None:
-    """H64: titles, URLs and errors are whatever a server wants them to be."""
+    """H64: servers control titles, URLs, and errors."""
     evil = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
     page = page_of(
         PageRow(

@@ -1,4 +1,4 @@
-"""Advice on the number of workers: what the sites can feed, in numbers and in words."""
+"""`gossamer scale`: the recommended number of workers, and its explanation."""
 
 from __future__ import annotations
 

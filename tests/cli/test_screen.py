@@ -19,7 +19,7 @@ def lines(*texts: str) -> list[ScreenLine]:
 
 
 class Glass:
-    """A terminal of which only the screen is there."""
+    """A terminal that only has a screen."""
 
     def __init__(self, columns: int = 20, rows: int = 8) -> None:
         self.ours, self.theirs = pty.openpty()
@@ -73,7 +73,7 @@ def test_newest_frame_is_drawn() -> None:
 
 
 def test_narrowed_terminal_is_redrawn_cleanly() -> None:
-    """The way back counts the rows that the old lines take in the new width."""
+    """Redrawing counts the rows that the old lines take at the new width."""
     glass = Glass(columns=40)
     writer = Writer(glass.theirs)
     writer._shown = lines("x" * 30, "y" * 10, "")
@@ -103,7 +103,7 @@ def test_closed_terminal_is_not_an_error() -> None:
 
 
 def test_stderr_output_is_escaped_above_the_frame() -> None:
-    """In a process of its own, whose stderr is the terminal: its prints and those of its children are caught."""
+    """In a separate process whose stderr is the terminal: its output and that of its children are captured."""
     glass = Glass(columns=60)
     code = (
         "import asyncio, sys, subprocess\n"

@@ -1,4 +1,4 @@
-"""Completion in the shells themselves, installed as the help says: bash, zsh and fish."""
+"""Shell completion in real shells, installed as documented: bash, zsh, and fish."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES = ("gossamer re", "gossamer status --frontier redis://x sh", "gossamer dif
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with three jobs, and the command on a path of its own."""
+    """A folder with three jobs, and the command on PATH."""
     for name in ("shop", "shoes", "news"):
         (tmp_path / "crawls" / name).mkdir(parents=True)
     command = tmp_path / "bin" / "gossamer"
@@ -38,7 +38,7 @@ def needs(shell: str) -> None:
 
 
 def at_home(folder: Path) -> dict[str, str]:
-    """The environment of somebody whose home is this folder."""
+    """The environment of a user whose home is this folder."""
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     return environment(PATH=path, HOME=str(folder), ZDOTDIR=str(folder), XDG_CONFIG_HOME=str(folder / ".config"))
 
@@ -88,7 +88,7 @@ zle -N zle-line-init ready
 
 
 def test_zsh_completes_what_is_typed(folder: Path) -> None:
-    """In a terminal, with TAB after a part of a word. It completes nothing while more is typed: each waits its turn."""
+    """In a terminal, with TAB after part of a word. zsh completes nothing while input is pending, so wait each time."""
     needs("zsh")
     (folder / ".zsh").mkdir()
     (folder / ".zsh" / "_gossamer").write_bytes(run("completion", "zsh", cwd=folder).stdout)
@@ -119,7 +119,7 @@ def test_zsh_completes_what_is_typed(folder: Path) -> None:
 
 
 def heard(terminal: int, wanted: str) -> None:
-    """Read until this was shown; a failed test when it never is."""
+    """Read until this text appears; fails after the timeout."""
     shown, end = "", time.monotonic() + 100
     while wanted not in shown:
         assert select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0], shown

@@ -1,4 +1,4 @@
-"""The command `sql`: a job's files as tables, and nothing else within reach."""
+"""The command `sql`: a job's files as tables, without access to anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: the life of a page as spans, sent where the standard variables say, and nothing at all without them."""
+"""Tracing: a page as spans, exported as the OTEL_* variables configure, and nothing without them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def crawled(
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:
-    """What a span says of itself."""
+    """The attributes of a span."""
     return dict(span.attributes or {})
 
 
@@ -111,7 +111,7 @@ def test_unsampled_pages_have_no_spans(tmp_path: Path) -> None:
 
 @contextmanager
 def collector(*, hangs: bool = False) -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
-    """A receiver of OTLP over HTTP, and what it was sent; one that hangs takes connections and answers nothing."""
+    """An OTLP receiver over HTTP that records requests; optionally it accepts connections and never responds."""
     got: list[ExportTraceServiceRequest] = []
     over = threading.Event()
 

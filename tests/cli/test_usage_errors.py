@@ -1,4 +1,4 @@
-"""What is wrong in files that a user wrote, or in the place where something is to go, is told as a mistake."""
+"""Usage errors: wrong spiders, settings files, and output paths give a message, not a traceback."""
 
 from __future__ import annotations
 

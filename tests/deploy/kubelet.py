@@ -1,4 +1,4 @@
-"""A kubelet without a cluster: pods of rendered manifests as processes of this machine, probed and ended as it would.
+"""A minimal kubelet: runs the pods of rendered manifests as local processes, with probes and graceful termination.
 
 Commands, environment, probes and grace are read from the manifests alone. Three things stand in for a container: a
 pod's empty folders are folders of this machine, whose paths replace the mount paths wherever these stand; the image's
@@ -54,12 +54,12 @@ class Pod:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that it ever had; while it runs."""
+        """Peak memory, while it runs."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[0]) * 1024
 
     def probe(self, kind: str) -> bool:
-        """Ask one probe once: `startupProbe`, `livenessProbe` or `readinessProbe`."""
+        """Run one probe once: `startupProbe`, `livenessProbe`, or `readinessProbe`."""
         probe = self._container[kind]
         seconds = probe.get("timeoutSeconds", 1)
         if "exec" in probe:
@@ -86,14 +86,14 @@ class Pod:
             time.sleep(0.1)
 
     def terminate(self) -> None:
-        """What begins the end of a pod: its preStop, then SIGTERM."""
+        """Start the termination of a pod: preStop hook, then SIGTERM."""
         if hook := self._container.get("lifecycle", {}).get("preStop"):
             subprocess.run(hook["exec"]["command"], env=self._environment, check=True)
         self._had_begun = self.probe("startupProbe")
         self.process.send_signal(signal.SIGTERM)
 
     def gone(self) -> int:
-        """Wait for the end within the grace; its exit code, -9 if it had to be killed.
+        """Wait for the exit within the grace period; returns the exit code, -9 if it had to be killed.
 
         One that had not begun holds nothing: the signal itself may end it."""
         try:
@@ -104,7 +104,7 @@ class Pod:
             return -9
 
     def kill(self) -> None:
-        """End it as a node that fails does."""
+        """Kill it, like a failing node."""
         if self.is_running:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(30)
@@ -126,7 +126,7 @@ class Pod:
         return text
 
     def _resolve(self, secrets: dict[str, dict[str, str]]) -> dict[str, str]:
-        """The container's environment, and what finds our programs; nothing else of ours."""
+        """The container's environment, plus the variables to find our programs."""
         found = {name: os.environ[name] for name in ("PYTHONPATH", "HOME") if name in os.environ}
         found["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         for variable in self._container.get("env", ()):
@@ -146,7 +146,7 @@ class Pod:
 
 
 class Workload:
-    """A Deployment or a StatefulSet: as many pods as it is told to have."""
+    """A Deployment or a StatefulSet with a settable number of pods."""
 
     def __init__(self, objects: list[dict[str, Any]], kind: str, name: str, folder: Path) -> None:
         (found,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(name)]
@@ -161,7 +161,7 @@ class Workload:
         self.names: list[str] = []
 
     def scale(self, count: int) -> None:
-        """Start or end pods; those that end are told all at once, and waited for."""
+        """Start or terminate pods; pods terminate concurrently."""
         while len(self.pods) < count:
             number = len(self.pods) if self._is_ordinal else self._started
             pod = Pod(f"{self._name}-{number}", self._template, self._secrets, self._folder)
@@ -175,7 +175,7 @@ class Workload:
         self.codes += [pod.gone() for pod in leaving]
 
     def replace(self, pod: Pod) -> None:
-        """A pod that died is followed by another, in a StatefulSet by one of the same name."""
+        """Replace dead pods, in a StatefulSet by pods of the same name."""
         index = self.pods.index(pod)
         pod.kill()
         name = pod.name if self._is_ordinal else f"{self._name}-{self._started}"

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, for the tests of this folder."""
+"""Renders the chart with Helm, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
         "podDisruptionBudget": {"enabled": False},
     },
 }
-"""Values that between them turn on every part of the chart."""
+"""Values that together enable every part of the chart."""
 
 
 def script() -> ModuleType:
-    """scripts/manifests as a module."""
+    """Import scripts/manifests as a module."""
     path = ROOT / "scripts" / "manifests"
     module = ModuleType("manifests_script")
     module.__file__ = str(path)
@@ -67,6 +67,6 @@ def _rendered(values: str, release: str) -> str:
 
 
 def one(objects: Iterable[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
-    """The only object of this kind whose name ends so."""
+    """The only object of this kind whose name has this suffix."""
     (found,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(name)]
     return found

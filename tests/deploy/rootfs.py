@@ -1,4 +1,4 @@
-"""A Dockerfile without an engine: its instructions, one after the other, in folders that are whole systems.
+"""Executes a Dockerfile without a container engine: runs its instructions in root file systems.
 
 What an engine would do is done by chroot; the base image is a folder that the caller brings. Networks, limits and
 layers are not there, and ENTRYPOINT, HEALTHCHECK and the like are only kept for the caller to run."""
@@ -20,7 +20,7 @@ _KEPT = ("ENTRYPOINT", "CMD", "HEALTHCHECK", "VOLUME", "EXPOSE", "STOPSIGNAL")
 
 @dataclass
 class Stage:
-    """A system as far as it is built."""
+    """A root file system during the build."""
 
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -29,12 +29,12 @@ class Stage:
     kept: dict[str, str] = field(default_factory=dict)
 
     def run(self, *words: str, seconds: float = 900.0, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in it, as its user."""
+        """Run a command in it, as its user, and wait."""
         return subprocess.run(self.words(*words), env=self.variables(**more), timeout=seconds, check=False,
                               capture_output=True, text=True)  # fmt: skip
 
     def start(self, *words: str, **more: str) -> subprocess.Popen[bytes]:
-        """The same, without waiting for its end."""
+        """Start a command in it, as its user."""
         return subprocess.Popen(self.words(*words), env=self.variables(**more))
 
     def words(self, *words: str) -> list[str]:
@@ -42,21 +42,21 @@ class Stage:
         return ["chroot", f"--userspec={self.user}", "--groups=", str(self.root), *shell]
 
     def variables(self, **more: str) -> dict[str, str]:
-        """Its own, and of ours those that say where packages come from."""
+        """Its own environment, plus our package index variables."""
         path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
         ours = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_CERT"))}
         return {**path, **ours, **self.environment, **more}
 
 
 def instructions(dockerfile: Path) -> list[tuple[str, str]]:
-    """(instruction, the rest of its line) in their order, without comments."""
+    """The instructions of a Dockerfile as (name, arguments), without comments."""
     lines = [line for line in dockerfile.read_text("utf-8").splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
 
 
 def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
-    """Every stage of a Dockerfile, each on a copy of the base; the last one."""
+    """Build every stage of a Dockerfile on a copy of the base; returns the last one."""
     folder.mkdir(parents=True, exist_ok=True)
     stages: dict[str, Stage] = {}
     stage = Stage(folder)
@@ -87,7 +87,7 @@ def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
 
 
 def listed(text: str) -> list[str]:
-    """The words of an instruction in its form as a list."""
+    """Parse an instruction in exec form."""
     found: list[str] = json.loads(text[text.index("[") :])
     return found
 

@@ -1,4 +1,4 @@
-"""The Helm chart: sound by Helm's own linter and Kubernetes' own schemas, and saying what it must."""
+"""The Helm chart: passes Helm's linter and the Kubernetes schemas, and renders the expected objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manifests import CASES, CHART, DEPLOY, one, rendered, script
 OLDEST, NEWEST = "1.27.0", "1.37.0"
 SECRETS = {"redis": {"password": "p"}, "tokens": {"read": "r", "write": "w"}}
 OWN_KINDS = ("keda.sh/", "monitoring.coreos.com/")
-"""Kinds that Kubernetes has no schema for: those of KEDA are checked in tests/suites."""
+"""Kinds without a Kubernetes schema; those of KEDA are checked in tests/suites."""
 
 
 def pod(objects: list[dict[str, Any]], kind: str = "Deployment", name: str = "-worker") -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_invalid_values_are_rejected(values: dict[str, Any], said: str) -> None:
 
 
 def test_keda_scales_by_the_service_down_to_zero() -> None:
-    """F66: the number of workers comes from the service, which is there when no worker is."""
+    """F66: the number of workers comes from the service, which also runs without workers."""
     scaled = one(rendered(CASES["keda"]), "ScaledObject")["spec"]
     (trigger,) = scaled["triggers"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, 50)

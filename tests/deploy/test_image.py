@@ -1,4 +1,4 @@
-"""The image and the compose file, as far as they can be checked without an engine: by linters, and in a clean root."""
+"""The image and the compose file, checked without a container engine: by linters, and in a clean root file system."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_compose_file_matches_the_specification() -> None:
 
 
 def test_compose_itself_reads_its_file() -> None:
-    """It needs no engine for that; its first version did not know half of what is in the file."""
+    """`docker compose config` needs no engine."""
     for words in (["docker", "compose"], ["docker-compose"]):
         said = (
             subprocess.run([*words, "version", "--short"], capture_output=True, text=True, check=False, timeout=60)
@@ -118,7 +118,7 @@ def test_compose_file_contains_no_secrets() -> None:
 
 
 def commands() -> dict[str, list[str]]:
-    """The arguments of every container that runs our program."""
+    """The arguments of every container that runs gossamer."""
     found = {f"compose {name}": COMPOSE["services"][name]["command"] for name in ("worker", "service")}
     for case, values in CASES.items():
         for each in rendered(values):
@@ -137,7 +137,7 @@ def test_every_container_command_is_valid() -> None:
 
 @pytest.fixture
 def clean_root(tmp_path: Path) -> Path:
-    """A Debian with Python and nothing else, in place of the base image; skipped aloud where none can be made."""
+    """A Debian root file system with Python, instead of the base image; skips the test if it cannot be created."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip(
             "no debootstrap, or not root: the RUN lines of the image are not run (scripts/services installs it)"
@@ -169,7 +169,7 @@ for name, module in list(sys.modules.items()):
 
 
 def bytecode(root: Path) -> dict[str, str]:
-    """A digest of every compiled module that was installed."""
+    """Digests of all installed compiled modules."""
     found = (root / "opt/gossamer/lib").rglob("*.pyc")
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
@@ -179,7 +179,7 @@ def bytecode(root: Path) -> dict[str, str]:
 def test_the_instructions_of_the_image_work_in_a_clean_root(
     clean_root: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Both stages, on Debian's Python instead of the base image's; then its program and its health check."""
+    """Runs both stages on Debian's Python instead of the base image, then the program and its health check."""
     image = rootfs.build(DEPLOY / "Dockerfile", ROOT, clean_root, tmp_path / "stages")
     assert (image.user, image.folder) == ("10001:10001", "/run/gossamer")
     entry = rootfs.listed(image.kept["ENTRYPOINT"])
@@ -209,7 +209,7 @@ def test_the_instructions_of_the_image_work_in_a_clean_root(
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_buildah_builds_the_image(clean_root: Path, tmp_path: Path) -> None:
-    """By chroot, which needs no engine, on Debian's Python: no registry is asked."""
+    """With chroot isolation and Debian's Python, so without an engine or a registry."""
     if shutil.which("buildah") is None:
         pytest.skip("buildah is not installed: no builder has seen the Dockerfile (scripts/services installs it)")
     stores = ["--root", str(tmp_path / "images"), "--runroot", str(tmp_path / "run"), "--storage-driver", "vfs"]

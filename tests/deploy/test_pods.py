@@ -1,4 +1,4 @@
-"""Pods as the chart renders them, run as processes: probed, scaled, ended and killed, with nothing lost."""
+"""Pods of the chart, run as processes: probed, scaled, terminated, and killed, without loss."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def running(*workloads: Workload) -> Iterator[None]:
 
 
 def stored(folder: Path) -> list[str]:
-    """The addresses of the pages in all segments, each as often as it stands there."""
+    """The URLs of the pages in all segments, including repeated ones."""
     gossamer_export = subprocess.run(
         [sys.executable, "-m", "gossamer", "export", str(folder / "shared")],
         capture_output=True, text=True, check=True, timeout=60,
@@ -128,7 +128,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def test_f65_pod_waits_works_and_stops_within_its_grace_period(server: RedisServer, tmp_path: Path) -> None:
-    """F65: ready before there is a job, but not while the frontier is away nor from SIGTERM on; it leaves nothing."""
+    """F65: ready without a job, but not while the frontier is down or after SIGTERM; it leaves no files."""
     workers = Workload(rendered(values(server)), "Deployment", "-worker", tmp_path)
     with running(workers), SimWeb(sites=4, pages_per_site=40, page_bytes=2000, latency_seconds=2.0) as web:
         workers.scale(1)
@@ -155,7 +155,7 @@ def test_f65_pod_waits_works_and_stops_within_its_grace_period(server: RedisServ
 
 @pytest.mark.long
 def test_f65_pinned_pod_restarts_with_its_name_and_shards(server: RedisServer, tmp_path: Path) -> None:
-    """F65: the same StatefulSet name back; the shards of all pods together are those of the job."""
+    """F65: the pod keeps its StatefulSet name, and all pods together cover the job's shards."""
     objects = rendered(values(server, pinned=True, replicas=2, shards=5))
     workers = Workload(objects, "StatefulSet", "-worker", tmp_path)
     with running(workers), SimWeb(sites=8, pages_per_site=25, page_bytes=2000) as web:
@@ -173,7 +173,7 @@ def test_f65_pinned_pod_restarts_with_its_name_and_shards(server: RedisServer, t
 
 
 class Keda:
-    """KEDA as far as it matters here: polls what a ScaledObject says, and gives the number of replicas."""
+    """A minimal KEDA: polls the trigger of a ScaledObject, and computes the number of replicas."""
 
     def __init__(self, objects: list[dict[str, Any]]) -> None:
         self._spec = one(objects, "ScaledObject")["spec"]
@@ -195,7 +195,7 @@ class Keda:
 
 
 class Gate(ThreadingHTTPServer):
-    """A site with one page, which it gives when the gate is opened: until then somebody has a lane in hand."""
+    """A site with one page that is served once the gate opens; until then, a worker leases its lane."""
 
     daemon_threads = True
 
@@ -271,7 +271,7 @@ def test_f22_f66_autoscaling_to_zero_and_back_loses_nothing(server: RedisServer,
 
 
 def next_version(folder: Path, *changes: tuple[str, str, str]) -> list[dict[str, str]]:
-    """Our own sources as another version of them, with (file, old, new) changed; the environment that has it run."""
+    """Create another version of the sources with (file, old, new) replaced; returns the environment to run it."""
     copy = folder / "gossamer"
     shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for name, old, new in (("settings.py", f'VERSION = "{VERSION}"', 'VERSION = "99.0"'), *changes):
@@ -284,7 +284,7 @@ def next_version(folder: Path, *changes: tuple[str, str, str]) -> list[dict[str,
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_f24_rolling_update_on_one_frontier(server: RedisServer, tmp_path: Path) -> None:
-    """F24: the same format with other scripts works together; another format ends with words and changes nothing."""
+    """F24: versions with the same format work together; a different format is an error and changes nothing."""
     script = ("frontier/redis/lua/seen.lua", "function operations.add()", "function operations.add() -- another one")
     together = next_version(tmp_path / "next", script)
     apart = next_version(tmp_path / "later", ("frontier/redis/server.py", "FORMAT = 2", "FORMAT = 3"))
@@ -320,7 +320,7 @@ def test_f24_rolling_update_on_one_frontier(server: RedisServer, tmp_path: Path)
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_worker_with_the_settings_of_the_chart_stays_under_400_mb(server: RedisServer, tmp_path: Path) -> None:
-    """64 fetches at once of pages of 300 KB with 500 links each: more than most sites have."""
+    """64 concurrent fetches of 300 KB pages with 500 links each, more than on most sites."""
     workers = Workload(rendered(values(server)), "Deployment", "-worker", tmp_path)
     plan: dict[str, Any] = {"sites": 128, "pages_per_site": 6, "page_bytes": 300_000, "links_per_page": 500}
     with running(workers), SimWeb(**plan) as web:

@@ -1,4 +1,4 @@
-"""Ways to run without containers: units of systemd, a batch script of Slurm, a task of Ray, a workflow of GitHub."""
+"""Deployment without containers: systemd units, a Slurm batch script, a Ray task, and a GitHub Actions workflow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def web() -> Iterator[SimWeb]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A machine on which `gossamer` is installed."""
+    """The environment of a machine with `gossamer` installed."""
     tools = tmp_path / "tools"
     tools.mkdir()
     tool = tools / "gossamer"
@@ -75,7 +75,7 @@ def run(command: list[str], environment: dict[str, str], folder: Path) -> str:
 
 
 def started(unit: str, **words: str) -> str:
-    """The command of a unit, with the specifiers that systemd replaces."""
+    """The command of a unit, with systemd's specifiers replaced."""
     reader = configparser.RawConfigParser(strict=False)
     reader.optionxform = str  # type: ignore[assignment,method-assign]
     reader.read(ROOT / "deploy" / "systemd" / unit)
@@ -176,7 +176,7 @@ echo "$*" >>asked
 
 
 def test_unavailable_package_does_not_block_others(tmp_path: Path) -> None:
-    """On a machine that has nothing yet, and whose lists know no fish."""
+    """On a machine without any of the packages, and without fish in its package lists."""
     for name, text in (("apt-get", APT), ("id", "#!/bin/sh\necho 0\n"), ("ls", "#!/bin/sh\nexit 1\n")):
         (tmp_path / name).write_text(text, "utf-8")
         (tmp_path / name).chmod(0o755)
@@ -191,7 +191,7 @@ def test_unavailable_package_does_not_block_others(tmp_path: Path) -> None:
 
 
 def test_shellcheck_passes() -> None:
-    """That of Slurm, and those of the project."""
+    """The Slurm script, and the scripts of the project."""
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed: shell scripts are not checked (scripts/services installs it)")
     found = [ROOT / ".ci" / "run", *(ROOT / "deploy" / "slurm").iterdir(), *(ROOT / "scripts").iterdir()]

@@ -1,4 +1,4 @@
-"""`gossamer import`: what other crawlers and archives left becomes a job's own, and none of it is run."""
+"""`gossamer import`: state of other crawlers and archives is imported without running any code in it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(*words: str) -> int:
 
 
 def waiting(folder: Path) -> tuple[dict[str, Request], Counts]:
-    """What a resting job would fetch, by URL, and its counts."""
+    """The queued requests of a stopped job by URL, and its counts."""
 
     async def look() -> tuple[dict[str, Request], Counts]:
         frontier = open_sqlite(folder / "frontier.db", Settings(delay=0, robots=False), clock=SystemClock())
@@ -197,7 +197,7 @@ def test_import_queues_lists_and_sitemaps_and_marks_archives_done(
 
 
 def test_imported_captures_are_revisited_when_due(here: Path) -> None:
-    """With a date of their last visit: one that is older than the time between visits is due at once."""
+    """Captures have the time of their visit: one older than the revisit interval is due at once."""
     (here / "index.cdxj").write_text(
         'x)/old 20200101000000 {"url": "http://x.example/old", "status": "200"}\n'
         'x)/new 20990101000000 {"url": "http://x.example/new", "status": "200"}\n'
@@ -234,7 +234,7 @@ def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def left_by_scrapy_redis(server: redis.Redis) -> None:
-    """A queue, start URLs and a dupefilter as the package itself writes them."""
+    """A queue, start URLs, and a dupefilter, written by scrapy-redis itself."""
     spider = Shop()
     queue = PriorityQueue(server, spider, "%(spider)s:requests")
     dupefilter = RFPDupeFilter(server, "shop:dupefilter")
@@ -251,7 +251,7 @@ def left_by_scrapy_redis(server: redis.Redis) -> None:
 
 
 def project_of_its_own(folder: Path) -> Path:
-    """A copy of the tutorial's project, and we in it; the path of its settings."""
+    """Copy the tutorial's project and change into it; returns the path of its settings."""
     shutil.copytree(TUTORIAL, folder / "project")
     os.chdir(folder / "project")
     forget_project()
@@ -259,14 +259,14 @@ def project_of_its_own(folder: Path) -> Path:
 
 
 def forget_project() -> None:
-    """Python reads a module once in a process."""
+    """Unload the project's modules, which Python caches per process."""
     for name in [name for name in sys.modules if name.startswith("tutorial")]:
         del sys.modules[name]
     importlib.invalidate_caches()
 
 
 def jobdir(records: list[bytes]) -> None:
-    """The folder `state`, as Scrapy leaves it with these requests."""
+    """Create the folder `state` as Scrapy leaves it with these requests."""
     Path("state/requests.queue").mkdir(parents=True)
     stack = b"".join(record + len(record).to_bytes(4, "big") for record in records)
     Path("state/requests.queue/0").write_bytes(len(records).to_bytes(4, "big") + stack)
@@ -386,7 +386,7 @@ def test_import_from_scrapy_redis_skips_seen_requests(
 
 
 def test_unreadable_imported_request_is_not_marked_as_fetched(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every one of theirs has the text of its link, which lxml made. H56."""
+    """Every request of a CrawlSpider contains the text of its link, made by lxml. H56."""
     from gossamer.scrapy.requests import key_of
 
     project_of_its_own(here)
@@ -463,7 +463,7 @@ def test_imported_fingerprints_are_known_in_every_shard(redis_server: RedisServe
             await fleet.aclose()
 
     class Known:
-        """Makes a known key of any fingerprint."""
+        """Map every fingerprint to a known key."""
 
         changed: Counter[str] = Counter()
 
@@ -481,7 +481,7 @@ def test_imported_fingerprints_are_known_in_every_shard(redis_server: RedisServe
 
 
 def test_second_import_keeps_the_jobs_settings(here: Path) -> None:
-    """On a folder, whose own hand at work is not taken for a worker."""
+    """On a folder, where the import itself does not count as a worker."""
     (here / "some.txt").write_text("http://a.example/1\n")
     (here / "more.txt").write_text("http://a.example/2\n")
     frontier = f"folder:{here / 'shared'}"

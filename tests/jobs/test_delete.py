@@ -1,4 +1,4 @@
-"""`gossamer delete` and `Job.remove`: what goes, what stays, and who is refused."""
+"""`gossamer delete` and `Job.remove`: what is deleted, what stays, and what is rejected."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_job_of_a_fleet(address: str, web: SimWeb, tmp_path: Path, monkeypatch
     settings = Settings(delay=0.0, allow_private=True, robots=False, sink=(f"jsonl:{tmp_path / 'results'}",))
 
     async def make(job: str) -> int:
-        """How many URLs it knows: on a folder none until a worker has taken a shard."""
+        """Number of known URLs; on a folder 0 until a worker has claimed a shard."""
         fleet = await create_fleet(address, job, settings)
         await begin(fleet, settings, web.seeds)
         known = (await fleet.counts()).known

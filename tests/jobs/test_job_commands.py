@@ -1,4 +1,4 @@
-"""What commands print of a job that runs here, rests here, or is on a fleet: the shapes that scripts read."""
+"""Command output for a running, a stopped, and a fleet's job: the formats that scripts parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs from Python, in scripts and in asyncio programs: one that runs, one that rests, and one on a fleet."""
+"""Job handles in Python, in scripts and in asyncio programs: running, stopped, and fleet jobs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def server(redis_server: RedisServer) -> RedisServer:
 
 
 def crawled(folder: Path, web: SimWeb, **settings: Any) -> gossamer.JobHandle:
-    """A job that is done."""
+    """A finished job."""
     list(gossamer.crawl(*web.seeds, job=str(folder), spider=Titles, delay=0, allow_private=True, **settings))
     return gossamer.open_job(str(folder))
 

@@ -1,4 +1,4 @@
-"""What `gossamer bench` measures: something, of everything, and nothing is left behind."""
+"""`gossamer bench`: measures everything, and leaves nothing behind."""
 
 from __future__ import annotations
 

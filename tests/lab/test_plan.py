@@ -1,4 +1,4 @@
-"""The plan of a crawl: small cases by hand, and properties that must hold for every wish."""
+"""Capacity plans: small cases by hand, and properties that hold for all requirements."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_trillion_pages_a_week_by_hand() -> None:
 
 
 def test_a_small_crawl_by_hand() -> None:
-    """86,400 pages a day on 10 equal hosts: one page a second, which one machine does."""
+    """86,400 pages per day on 10 equal hosts: one page per second, on one machine."""
     found = plan_crawl(Requirements(pages=86_400, period_seconds=86_400, page_bytes=10_000, hosts=10), PLAIN)
     assert (found.pages_per_second, found.workers, found.servers, found.shards) == (1.0, 1, 1, 1)
     assert found.raw_bytes == 864e6
@@ -144,7 +144,7 @@ def test_relieving_the_named_bottleneck_lowers_the_cost(wish: Requirements) -> N
 
 @given(wishes)
 def test_next_bottleneck_is_the_largest_saving(wish: Requirements) -> None:
-    """Halve all that workers need, all that the frontier needs, what is stored, what is sent: one at a time."""
+    """Halve the needs of workers, of the frontier, of storage, and of traffic, one at a time."""
     found = plan_crawl(wish, PLAIN)
     half = {
         "workers": (

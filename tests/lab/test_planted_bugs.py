@@ -1,4 +1,4 @@
-"""Bugs that are planted into the real code, one at a time: the simulation finds each, by the promise that it breaks."""
+"""Mutation tests: bugs are planted in the real code, one at a time, and the simulation finds each violated promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gossamer.lab.simulation.scenario import draw
 from gossamer.model import Lease, Outcome
 
 SEEDS = 200
-"""So many worlds are looked at for a bug; most show in one of the first."""
+"""Maximum number of scenarios per bug; most bugs show in one of the first."""
 FLEET: dict[str, Any] = {"stores": "fleet", "restarts": 0}
 CALM: dict[str, Any] = {"kills": 0, "pauses": 0, "cuts": 0, "loss": 0.0, "store_faults": 0.0, "poison": ""}
 OWNER: dict[str, Any] = {"stores": "owner", "restarts": 2, "forgets_seconds": 0.0}
@@ -159,7 +159,7 @@ def hand_tokens_out_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_the_lanes_of_the_dead(patch: pytest.MonkeyPatch) -> None:
-    """Their requests are forgotten with them."""
+    """Their requests are lost with them."""
     real = State.lapse
 
     def lapse(self: State, lane: Any, now: float, *, blamed: frozenset[int]) -> None:
@@ -328,7 +328,7 @@ BUGS: list[tuple[Plant, str, int, dict[str, Any]]] = [
     (exceed_the_pages_of_a_job, "budget", 21, CALM),
     (try_for_ever, "tries", 1, {}),
 ]
-"""Bug, the promise that it breaks, a seed to begin with, and what of its world is chosen."""
+"""Bug, the violated promise, the first seed, and fixed parts of its scenario."""
 RARE: list[tuple[Plant, str]] = [(keep_keys_of_a_failed_write, "I1"), (believe_in_every_renewal, "P5")]
 
 
@@ -353,7 +353,7 @@ def test_a_rare_planted_bug_is_found(plant: Plant, promise: str, monkeypatch: py
 
 
 def shows(promise: str, first: int, chosen: dict[str, Any]) -> bool:
-    """Whether one of the worlds from this seed on, all of which are harsh, breaks the promise."""
+    """Whether one of the scenarios from this seed on, all with many faults, violates the promise."""
     harsh = {"kills": 6, "pauses": 4, "cuts": 3, "loss": 0.1, **chosen}
     worlds = (replace(draw(seed), **harsh) for seed in range(first, first + SEEDS))
     return any(line.startswith(f"{promise}:") for world in worlds for line in simulate(world).violations)

@@ -1,4 +1,4 @@
-"""Bugs that are planted into what a fleet does when servers forget: the simulation finds each."""
+"""Mutation tests of a fleet's handling of data loss: the simulation finds each planted bug."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def acknowledge_before_the_outbox(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_run(patch: pytest.MonkeyPatch) -> None:
-    """A server that has forgotten something says that it is in the same run as before."""
+    """A server that has lost data reports the same run as before."""
     patch.setattr(
         servers, "ServerRun", lambda name, number: ServerRun(name and f"{name.partition(':')[0]}:1", min(number, 1))
     )
@@ -57,7 +57,7 @@ def finish_with_links_in_an_outbox(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_a_copy_for_good_at_once(patch: pytest.MonkeyPatch) -> None:
-    """The source is emptied before its target has lived long enough."""
+    """The source is emptied before its target has been up long enough."""
 
     async def lived(self: Mover, name: str, holds: Callable[[ShardState], bool]) -> ShardState:
         return await self._ask(name, OpenShard.look)
@@ -90,7 +90,7 @@ BUGS: list[tuple[Plant, str, str, int]] = [
     (serve_without_asking_the_target, "P4", "move", 50),
     (repair_nothing, "I6", "disk", 0),
 ]
-"""Bug, the promise that it breaks, the fault under which it shows, and a seed to begin with."""
+"""Bug, the violated promise, the fault that reveals it, and the first seed."""
 
 
 @pytest.mark.parametrize(("plant", "promise", "fault", "first"), BUGS, ids=[bug[0].__name__ for bug in BUGS])

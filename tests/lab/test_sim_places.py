@@ -1,4 +1,4 @@
-"""Places of the simulated web, as somebody with a plain HTTP client sees them."""
+"""Places of the simulated web, requested with a plain HTTP client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gossamer.lab.simweb.process import SimWeb
 def ask(
     web: SimWeb, target: str, *, method: str = "GET", body: str = "", cookie: str = "", pieces: int = 1
 ) -> tuple[int, dict[str, str], str]:
-    """One request; a body may come in several pieces."""
+    """Send one request; the body can arrive in several parts."""
     connection = http.client.HTTPConnection("127.0.0.1", web.plan.port, timeout=20)
     try:
         connection.putrequest(method, target)

@@ -19,7 +19,7 @@ from gossamer.lab.simweb.site import WebPlan
 
 
 class Stranger(asyncio.Transport):
-    """A transport between addresses of our choice; a real one would need traffic beyond loopback."""
+    """A transport with settable addresses; a real one would need traffic beyond loopback."""
 
     def __init__(self, local: str, peer: str) -> None:
         super().__init__({"sockname": (local, 80), "peername": (peer, 4000)})

@@ -1,4 +1,4 @@
-"""A reference crawler of few lines, against every kind of site."""
+"""A minimal reference crawler against every kind of site."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DECODERS = {"gzip": gzip.decompress, "br": brotli.decompress, "zstd": zstd.decom
 
 
 class Reader:
-    """Crawls as the plan means it: one request at a time, robots and nofollow obeyed, only the sites of the seeds."""
+    """Crawls as the plan expects: one request at a time, obeying robots.txt and nofollow, only on the seeds' sites."""
 
     def __init__(self, web: SimWeb) -> None:
         self.web = web
@@ -48,7 +48,7 @@ class Reader:
             connection.close()
 
     def _hangs(self, url: str) -> bool:
-        """Whether no answer will come: only there is it not waited for, however slow a busy machine is."""
+        """Whether the page never responds; only then is there a timeout, however slow the machine is."""
         site = self.web.plan.site_of(urls.host(urls.host_port(url)))
         is_rules = urls.path_query(url) == "/robots.txt"
         return "/hangs/" in url or (is_rules and site is not None and "robots-hang" in self.web.plan.features(site))

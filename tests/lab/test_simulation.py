@@ -27,7 +27,7 @@ LEASE_WORDS = {"expires_at", "deadline", "lapse", "lapses", "next_at", "hold_unt
 
 @pytest.mark.parametrize("first", range(0, 1000, 50))
 def test_invariants_hold_in_fifty_scenarios(first: int) -> None:
-    """A thousand in all; `gossamer simulate --seeds 1 --seed N` repeats one of them."""
+    """A thousand in total; `gossamer simulate --seeds 1 --seed N` repeats one."""
     broken = {seed: found for seed in range(first, first + 50) if (found := simulate(draw(seed)).violations)}
     assert not broken
 
@@ -41,7 +41,7 @@ def test_invariants_hold_in_more_scenarios() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fleet_loses_nothing(fault: str) -> None:
-    """Servers forget, all sleep, disks are lost, shards move: `gossamer simulate --fault NAME --seed N` repeats one."""
+    """Data loss, pauses, lost disks, and moved shards; `gossamer simulate --fault NAME --seed N` repeats one."""
     assert not _broken(fault, range(25))
 
 
@@ -58,7 +58,7 @@ def _broken(fault: str, seeds: range) -> dict[int, tuple[str, ...]]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_injected(fault: str) -> None:
-    """In most worlds, and with links that cross from server to server."""
+    """In most scenarios, and with links between servers."""
     befell = sum((simulate(draw(seed, fault=fault)).befell for seed in range(6)), Counter[str]())
     named = {"forget": ("restart", "takeover", "everything")}.get(fault, (fault,))
     assert sum(befell[name] for name in named) >= 3
@@ -70,7 +70,7 @@ def test_a_fleet_with_a_fault_replays_exactly() -> None:
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
-    """Also where strings hash otherwise, and after other seeds."""
+    """Also with another hash seed, and after other scenarios."""
     here = [simulate(draw(seed)) for seed in (4, 7)]
     asked = [sys.executable, "-m", "gossamer", "simulate", "--seeds", "1", "--seed", "7", "--json"]
     done = subprocess.run(asked, env={**os.environ, "PYTHONHASHSEED": "5"}, capture_output=True, check=True)
@@ -94,7 +94,7 @@ def test_a_seed_that_fails_is_printed_with_the_command_that_repeats_it(monkeypat
 
 
 def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these has its part in a run: when it does nothing any more, the run does not go as before."""
+    """Each of these functions is used in a run: if it does nothing, the run changes."""
     used: set[str] = set()
 
     def watch(owner: type, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The page on a trillion pages shows what the command prints."""
+"""docs/explanation/trillion.md shows the output of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on a troubled crawl: each thing that can be wrong is told, and what a kill explains is not."""
+"""The verdict on a crawl with faults: reports every problem, except what a kill explains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.lab.simweb.features import Fate
 from gossamer.lab.simweb.log import SimRequest
-from gossamer.lab.verify import Blow, ProofVerdict, StoredRow, judge
+from gossamer.lab.verify import InjectedFault, StoredRow, VerifyVerdict, judge
 
 DELAY = 1.0
 PAGES = [f"http://127.0.0.1:80/{name}" for name in "abcd"]
@@ -22,8 +22,8 @@ LOG = [asked(100.0 + 1.2 * number, name) for number, name in enumerate("abcd")]
 STORED = [StoredRow(url, 200) for url in PAGES]
 
 
-def verdict(log: list[SimRequest] = LOG, stored: list[StoredRow] = STORED, *blows: Blow) -> ProofVerdict:
-    return judge(log, {"jsonl": stored}, FATES, blows=blows, delay=DELAY, in_hand=2)
+def verdict(log: list[SimRequest] = LOG, stored: list[StoredRow] = STORED, *injected: InjectedFault) -> VerifyVerdict:
+    return judge(log, {"jsonl": stored}, FATES, injected=injected, delay=DELAY, in_hand=2)
 
 
 def test_a_perfect_crawl_is_good() -> None:
@@ -53,19 +53,19 @@ def test_verdict_reports_every_problem(log: list[SimRequest], stored: list[Store
 
 def test_a_page_that_one_of_two_sinks_lacks_is_lost() -> None:
     stored = {"jsonl": STORED, "warc": STORED[:-1]}
-    assert judge(LOG, stored, FATES, blows=(), delay=DELAY, in_hand=2).lost == (PAGES[-1],)
+    assert judge(LOG, stored, FATES, injected=(), delay=DELAY, in_hand=2).lost == (PAGES[-1],)
 
 
 def test_repeated_fetch_needs_a_fault_that_explains_it() -> None:
     again = [*LOG, asked(110.0, "a"), asked(112.0, "b")]
     assert not verdict(again).is_good
-    assert verdict(again, STORED, Blow("all killed", 105.0)).is_good
-    assert not verdict([*again, asked(114.0, "c")], STORED, Blow("all killed", 105.0)).is_good
+    assert verdict(again, STORED, InjectedFault("all killed", 105.0)).is_good
+    assert not verdict([*again, asked(114.0, "c")], STORED, InjectedFault("all killed", 105.0)).is_good
 
 
 def test_delay_counts_from_the_death_of_the_sender() -> None:
-    """Nobody waits for the answer of c any more; d comes one delay after the kill, and not sooner."""
-    kill = Blow("worker killed", 102.5)
+    """The client of c is dead; d comes one delay after the kill, not sooner."""
+    kill = InjectedFault("worker killed", 102.5)
     slow = [*LOG[:2], asked(102.4, "c", takes=0.6, port=7)]
     assert verdict([*slow, asked(103.6, "d")], STORED, kill).is_good
     assert not verdict([*slow, asked(103.6, "d")]).is_good
@@ -78,7 +78,7 @@ def test_delay_counts_from_the_death_of_the_sender() -> None:
 
 
 def test_one_late_request_of_a_stopped_worker_is_tolerated() -> None:
-    stop = Blow("worker stopped", 101.0, 108.0)
+    stop = InjectedFault("worker stopped", 101.0, 108.0)
     log = [*LOG[:3], asked(107.8, "d"), asked(108.01, "robots.txt", port=9)]
     found = verdict(log, STORED, stop)
     assert found.is_good

@@ -1,4 +1,4 @@
-"""`gossamer verify` as people run it: it holds where all is well, and it says so where something is not."""
+"""`gossamer verify`: passes for correct set-ups, and detects faulty ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_verify_passes_for_a_fleet_under_kills_and_cleans_up(redis_server: Redis
 
 
 def test_verify_detects_lost_and_duplicate_pages_of_a_sink(tmp_path: Path) -> None:
-    """A package with a sink of its own, as users install them."""
+    """An installed third-party package with a sink."""
     package, folder = tmp_path / "package", tmp_path / "proof"
     (package / "leaky-1.dist-info").mkdir(parents=True)
     folder.mkdir()
@@ -182,7 +182,7 @@ def test_verify_removes_only_its_own_job(kind: str, tmp_path: Path, request: pyt
 
 
 def _rows(server: RedisServer | SqlServer | None, folder: Path) -> int:
-    """What is stored of these two jobs."""
+    """The stored data of these two jobs."""
     if isinstance(server, RedisServer):
         with redis.Redis.from_url(server.url) as store:
             return sum(1 for job in ("gone", "stays") for _ in store.scan_iter(f"gossamer:{{{job}*"))

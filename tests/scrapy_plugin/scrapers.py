@@ -1,4 +1,4 @@
-"""Scrapy as people run it: real `scrapy crawl` processes, and a small site that notes what it is asked for."""
+"""Helpers for Scrapy tests: real `scrapy crawl` processes, and a small site that records requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def environment(**more: str) -> dict[str, str]:
 def scrapy(
     spider: str, frontier: str, *options: str, project: Path = PROJECT, log: Path | None = None, **variables: str
 ) -> subprocess.Popen[str]:
-    """`scrapy crawl SPIDER`, started; its log goes to a file or to its stderr."""
+    """Start `scrapy crawl SPIDER`; its log goes to a file or to stderr."""
     settings = ["-s", f"GOSSAMER_FRONTIER={frontier}"] if frontier else []
     return subprocess.Popen(
         [sys.executable, "-m", "scrapy", "crawl", spider, *settings, *options],
@@ -39,7 +39,7 @@ def scrapy(
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 110) -> str:
-    """Wait for its end; what it said."""
+    """Wait for its end; returns its output."""
     try:
         _, said = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -50,7 +50,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 110) -> str:
 
 
 def shown_settings(guide: str, frontier: str) -> str:
-    """The settings that a guide shows, with a frontier that is there."""
+    """The settings from a how-to page, with the test's frontier."""
     text = (Path(__file__).parents[2] / "docs" / "howto" / guide).read_text("utf-8")
     (shown,) = re.findall(r"^```py\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     settings, count = re.subn(r'^GOSSAMER_FRONTIER = ".*"$', f'GOSSAMER_FRONTIER = "{frontier}"', shown, flags=re.M)
@@ -63,7 +63,7 @@ def items(path: Path) -> list[dict[str, Any]]:
 
 
 class Site:
-    """A web site that keeps (method, path, headers, body, time) of all requests."""
+    """A web site that records (method, path, headers, body, time) of all requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Unchanged Scrapy projects on a Gossamer frontier, as real processes, judged by the web servers' own logs."""
+"""Unchanged Scrapy projects on a Gossamer frontier, as real processes, checked against the web servers' logs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Started = Callable[[subprocess.Popen[str]], subprocess.Popen[str]]
 
 @pytest.fixture
 def started() -> Iterator[Started]:
-    """Ends the processes that a failed test leaves behind."""
+    """Kill the processes of a failed test."""
     running: list[subprocess.Popen[str]] = []
 
     def note(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
@@ -76,7 +76,7 @@ def counts(url: str, job: str) -> Counts:
 
 
 def why(url: str, job: str, frontier: str = "", page: str = "") -> dict[str, Any]:
-    """What `gossamer why` tells of a URL."""
+    """The output of `gossamer why` for a URL."""
 
     async def ask() -> dict[str, Any]:
         async with open_job(job, frontier) as opened:

@@ -1,4 +1,4 @@
-"""A store that forgets its last second under a Scrapy project: start requests and links are stored again."""
+"""A store that loses its last second under a Scrapy project: start requests and links are stored again."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Scrapy:
-    """What the courier reports, as Scrapy's side would hear it."""
+    """A receiver that records the bridge's reports."""
 
     def __init__(self) -> None:
         self.is_open = False
         self.stored = 0
         self.away_after: list[int] = []
-        """How many parcels were stored whenever the memory of what was sent had to be emptied."""
+        """Number of stored messages at each time the cache of sent keys was cleared."""
         self.grants: list[Grant] = []
 
     def opened(self, secret: bytes, settings: Settings, known: int) -> None:

@@ -1,4 +1,4 @@
-"""Scrapy's requests as the frontier keeps them."""
+"""Serialization of Scrapy requests for the frontier."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_circular_meta_is_rejected() -> None:
 
 
 def test_no_class_is_imported_from_stored_data() -> None:
-    """H59. A path in the store leads only to classes that the project has loaded, and of the right kind."""
+    """H59. A class path in the store resolves only to loaded classes of the right type."""
     assert "antigravity" not in sys.modules
     for path in ("antigravity.Thing", "subprocess.Popen", "scrapy.Item"):
         kept = store(scrapy.Request("http://shop.example/"), SPIDER, key=1)
@@ -183,7 +183,7 @@ def test_joining_process_keeps_the_jobs_settings(
     empty_databases: Callable[..., list[str]],
     tmp_path: Path,
 ) -> None:
-    """Another delay in the settings of one machine must not become that of all others."""
+    """A different delay on one machine must not change the delay of the job."""
     databases = [*empty_databases(postgres_server, "joined"), *empty_databases(maria_server, "joined")]
 
     async def delays(url: str) -> list[float]:

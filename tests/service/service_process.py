@@ -1,4 +1,4 @@
-"""A service as people run it: a process of its own, asked over HTTP, whose crawls end with it here."""
+"""Runs `gossamer serve` as a process for tests, with an HTTP client; its crawls end with the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ, WRITE = "a-token-that-only-reads-1", "a-token-that-does-all-22"
 
 
 class Served:
-    """The process, and a client with its token."""
+    """A running service, with an HTTP client that has a token."""
 
     def __init__(self, process: subprocess.Popen[bytes], address: str, log: Path, token: str) -> None:
         self.process = process
@@ -30,7 +30,7 @@ class Served:
         self.children: set[int] = set()
 
     def ask(self, method: str, path: str, status: int = 200, **more: Any) -> Any:
-        """What is answered, which must have this status."""
+        """Send a request, check the status, and return the decoded response."""
         answer = self.client.request(method, path, **more)
         assert answer.status_code == status, f"{method} {path}: {answer.status_code} {answer.text[:500]}"
         return answer.json() if answer.headers.get("content-type") == "application/json" else answer.text
@@ -46,7 +46,7 @@ class Served:
             self._remember()
 
     def until(self, condition: Callable[[], Any], seconds: float = 40.0) -> Any:
-        """Wait for a condition; its value, or a failed test when it does not come about."""
+        """Wait for a condition and return its value; fails after the timeout."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if value := condition():
@@ -59,14 +59,14 @@ class Served:
         return self.until(lambda: (found := self.get(f"/api/jobs/{job}"))["state"] in wanted and found)  # type: ignore[no-any-return]
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """The number of a series, as Prometheus reads it; None if there is no such series."""
+        """The value of a Prometheus series; None if it does not exist."""
         families = text_string_to_metric_families(self.get("/metrics"))
         found = [one.value for family in families for one in family.samples if (one.name, one.labels) == (name, labels)]
         assert len(found) < 2, f"{name} {labels} is there {len(found)} times"
         return found[0] if found else None
 
     def _remember(self) -> None:
-        """The crawls that it has started by now; they would outlive it."""
+        """Record the crawls that it has started, which would outlive it."""
         with suppress(OSError):
             text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
             self.children |= set(map(int, text.split()))
@@ -87,7 +87,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 @contextmanager
 def serving(folder: Path, *options: str, tokens: bool = True, **environment: str) -> Iterator[Served]:
-    """`gossamer serve` on a free port, with its crawls in this folder."""
+    """Run `gossamer serve` on a free port, with its crawls in this folder."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
     if tokens:
         own |= {"GOSSAMER_READ_TOKEN": READ, "GOSSAMER_WRITE_TOKEN": WRITE}

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: a crawl started, watched, looked into, paused, resumed and stopped from there."""
+"""The dashboard in a real browser: start, inspect, pause, resume, and stop a crawl."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, served: Served, *, token: str = WRITE, **options: object) -> Iterator[Page]:
-    """The page in a browser of its own, logged in; at the end nothing was refused by the policy, and nothing raised."""
+    """Open the dashboard in a new browser, logged in; fails on blocked resources or JavaScript errors."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
     page = context.new_page()
     page.set_default_timeout(TIMEOUT)
@@ -59,7 +59,7 @@ def opened(browser: Browser, served: Served, *, token: str = WRITE, **options: o
 
 
 class Hostile(BaseHTTPRequestHandler):
-    """A site whose titles, paths and types are meant for whoever shows them."""
+    """A site whose titles, paths, and types attack the dashboard."""
 
     def do_GET(self) -> None:
         body = f"<title>{EVIL.replace('<', '&lt;')}</title><a href='/{EVIL}'>x</a>".encode()
@@ -70,7 +70,7 @@ class Hostile(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is said."""
+        """Log nothing."""
 
 
 def test_dashboard_starts_pauses_and_stops_a_crawl(browser: Browser, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_dashboard_starts_pauses_and_stops_a_crawl(browser: Browser, tmp_path: P
 
 
 def test_dashboard_escapes_text_from_crawled_pages(browser: Browser, tmp_path: Path) -> None:
-    """H60: titles, paths and errors of others are text, on a phone too; who only reads is offered nothing to do."""
+    """H60: external titles, paths, and errors are text, also on a phone; the read role has no action buttons."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server, serving(tmp_path, *SETTINGS) as served:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alert rules in deploy/ speak of metrics that exist, and of labels that they have."""
+"""The Grafana dashboard and the alert rules in deploy/ use existing metrics and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service before a fleet's frontier: jobs submitted there, workers elsewhere, limits that they hear of."""
+"""The service on a fleet's frontier: submitted jobs, remote workers, and changed limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_fleet_api_and_changed_limits_reach_workers(tmp_path: Path) -> None:
-    """H66: nor is the frontier's password anywhere to be read."""
+    """H66: the frontier's password appears nowhere."""
     settings = ("--allow-private", "--delay", "0.02", "--sink", f"jsonl:{tmp_path}/shared", "--robots")
     with (
         RedisServer(password=PASSWORD) as server,
@@ -74,7 +74,7 @@ def test_fleet_api_and_changed_limits_reach_workers(tmp_path: Path) -> None:
 
 
 class Still:
-    """An engine that does nothing, as a heartbeat tells of it."""
+    """The statistics of an idle engine, for heartbeats."""
 
     accepted = stale = active = fetching = limit = 0
 
@@ -85,12 +85,12 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
     handle = await FleetJob.open(url, job, folder)
 
     async def limit(**changes: Any) -> None:
-        """Change them from elsewhere, and let the worker's heart beat once."""
+        """Change limits from another client, and let the worker send one heartbeat."""
         assert await handle.limit(changes)
         await worker.refresh()
 
     async def leased() -> list[Lease]:
-        """All that can be had now; shards are asked again at once only where there is news."""
+        """Lease everything that is ready; shards are polled again only after news."""
         if isinstance(worker, Sharded):
             worker.quiet_seconds = 0.0
         return [lease for _ in range(4) for lease in (await worker.lease(5, batch=1, seconds=60)).leases]

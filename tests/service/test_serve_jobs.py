@@ -1,4 +1,4 @@
-"""A crawl from its submission to its end, steered over the API, and judged by the web's own log."""
+"""A crawl that is submitted and controlled over the API, checked against the web server's log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def all_sites(served: Served, job: str) -> set[str]:
 
 
 def test_api_submits_controls_and_inspects_a_crawl(served: Served, web: SimWeb) -> None:
-    """Also when it is over; its metrics tell of jobs and never of sites (H67, H68)."""
+    """Also after its end; its metrics have job labels, but no site labels (H67, H68)."""
     made = served.post(
         "/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.4, "deny": ["*/walks/*"], "max_pages": 150}, 201
     )

@@ -1,4 +1,4 @@
-"""Who may use the service, and what it takes from the network: H60 to H68."""
+"""Access control and input validation of the service: H60 to H68."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_token_is_required_and_read_token_cannot_write(served: Served) -> None:
 
 
 def test_cross_origin_requests_are_rejected(served: Served) -> None:
-    """H62: another Origin, a form, text/plain, a name that was made to point here."""
+    """H62: foreign origins, forms, text/plain, and DNS rebinding."""
     job = {"job": "x", "urls": ["http://a.example/"]}
     for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
         assert served.client.post("/api/jobs", json=job, headers=headers).status_code == 403
@@ -123,7 +123,7 @@ def test_malformed_bodies_are_rejected(served: Served, body: bytes, status: int)
 
 
 def test_oversized_bodies_are_rejected(served: Served) -> None:
-    """H63: by its length if that is told, and by what has come if it is not."""
+    """H63: by Content-Length, and by the received size without it."""
     host, port = served.address.split("/")[2].split(":")
     head = f"POST /api/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {WRITE}\r\n"
     head += "Content-Type: application/json\r\n"
@@ -177,7 +177,7 @@ def test_unknown_field_error_lists_known_fields(served: Served) -> None:
 
 
 def test_tokens_never_appear_in_output(served: Served) -> None:
-    """H66: not in the log, not in the environment, not in what is answered."""
+    """H66: not in the log, the environment, or responses."""
     served.client.get("/api", headers={"Authorization": f"Bearer {WRITE}x"})
     said = served.log.read_text() + served.get("/metrics") + str(served.get("/openapi.json")) + str(served.get("/api"))
     assert WRITE not in said
@@ -197,7 +197,7 @@ def test_rate_limit_is_per_address() -> None:
 
 
 def test_stalled_clients_do_not_block_others(served: Served) -> None:
-    """Sixty who listen and never read, and a scraper that asks a thousand times and hangs."""
+    """Sixty event clients that never read, and a scraper that sends a thousand requests and hangs."""
     host, port = served.address.split("/")[2].split(":")
     head = f"HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {READ}\r\n\r\n"
     hanging = []

@@ -1,4 +1,4 @@
-"""Pages of jobs with any sink that keeps files: looked up by URL and time, with their versions and bodies."""
+"""API of stored pages, for all file-based sinks: look-up by URL and time, versions, and bodies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def visit(number: int, *, url: str = URL, key: int = 7, at: float = 0.0) -> Reco
 
 
 def stored(folder: Path, sinks: str) -> None:
-    """A job that rests, with three visits of two pages."""
+    """Create a stopped job with three visits of two pages."""
     places = {"folder": f"folder:{folder}-tree", "away": f"warc:{folder}-warcs"}
     names = [places.get(name, name) for name in sinks.split("+")]
     settings = Settings(sink=tuple(names))
@@ -45,7 +45,7 @@ def stored(folder: Path, sinks: str) -> None:
 
 
 def searched(served: Served, job: str, sinks: str) -> None:
-    """Searched by site, status, time and beginning, page by page, the newest first; a tree alone has no rows."""
+    """Search by site, status, time, and prefix, with pagination, newest first; a tree alone has no rows."""
     if sinks == "folder":
         assert "--sink jsonl" in served.get(f"{job}/pages", 409)["hint"]
         return

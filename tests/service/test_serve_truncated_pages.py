@@ -1,4 +1,4 @@
-"""Pages that were cut: in the job, in its metrics, and in the story of a URL, as programs ask for them."""
+"""Truncated pages in the job, its metrics, and the history of a URL, over the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service keeps of the past: rings, tallies, the tail of a trail; and what it reads from files."""
+"""Units of the service: time series, counters, request log tail, globs, search, events, and notifications."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_interval_counts_from_the_response_and_short_ones_are_found() -> None:
 
 
 def test_interval_uses_the_workers_monotonic_clock() -> None:
-    """A clock that was set between two requests makes no rest too short, and hides none that was."""
+    """A clock change between two requests neither causes nor hides a short interval."""
     tally = JobCounters(TimeSeries())
     tally.update([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 0.6, rest=1.0)])
     assert tally.politeness("x").too_short == 0
@@ -170,7 +170,7 @@ def test_glob_matches_a_whole_url(glob: str, url: str, fits: bool) -> None:
 
 
 def test_glob_matching_never_backtracks() -> None:
-    """H63: what would take a regular expression hours is over before it can be felt; here it is only seen to end."""
+    """H63: a pattern that takes a backtracking regular expression hours finishes."""
     pattern = re.compile(glob_pattern("*a" * 200 + "*b"))
     assert pattern.search("a" * 2048) is None
 
@@ -258,7 +258,7 @@ def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
 
 
 class OneJob:
-    """A directory with one job in it, in the state that it is put in."""
+    """A job directory with one job in a settable state."""
 
     place = "embedded"
     settings = Settings()
@@ -290,7 +290,7 @@ class OneJob:
 
 def test_end_found_by_a_request_is_notified(tmp_path: Path) -> None:
     class Ears:
-        """Hears the ends."""
+        """Record end events."""
 
         def __init__(self) -> None:
             self.ends: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What is shipped: the wheel and the sdist have all that is needed and nothing else, and work without the sources."""
+"""The wheel and the sdist: complete, minimal, and working without the sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POSIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "readl
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist, built into a folder."""
+    """Build the wheel and the sdist into a folder."""
     subprocess.run(
         [ROOT / "scripts" / "package", folder],
         env={**os.environ, "PYTHON": sys.executable}, check=True, capture_output=True, timeout=100,
@@ -81,7 +81,7 @@ def test_builds_are_reproducible(built: tuple[Path, Path], tmp_path: Path) -> No
 
 
 def test_every_module_loads_where_only_windows_modules_are() -> None:
-    """Nothing is promised for Windows; but what can run there must not fail for an import that it does not use."""
+    """Windows is not supported, but modules must not fail there because of unused imports."""
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({POSIX_ONLY!r}))

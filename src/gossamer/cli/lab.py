@@ -37,7 +37,7 @@ from gossamer.lab.simweb import features
 from gossamer.lab.simweb.process import run_simweb
 from gossamer.lab.simweb.server import SimServer
 from gossamer.lab.simweb.site import WebPlan
-from gossamer.lab.verify import Proof, ProofOptions, prove
+from gossamer.lab.verify import VerifyOptions, VerifyResult, run_verification
 from gossamer.logs import plain
 from gossamer.redact import masked_address
 from gossamer.settings import VERSION
@@ -247,7 +247,7 @@ _Count = click.IntRange(min=1)
               help="Where its own folder is made.  [default: that for temporary files]")  # fmt: skip
 @click.option("--keep", is_flag=True, help="Take nothing away at the end, and say where it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
-def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **options: Any) -> int:
+def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **given: Any) -> int:
     """Crawl a simulated web on this machine with your frontier and your sink, kill workers, and check the result.
 
     Judged by the log of the web, on loopback, and by what the sink holds at the end. The job has a name of its own,
@@ -259,21 +259,21 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **opt
             f"--frontier {masked_address(frontier)}: nothing that outlives a kill",
             hint="leave it away for the embedded one, or name redis://, postgresql://, mysql:// or folder:/path",
         )
-    wish = ProofOptions(
+    options = VerifyOptions(
         job=job or f"verify-{secrets.token_hex(4)}",
         frontier=frontier if is_fleet(frontier) else "",
         sinks=sinks or ("jsonl",),
-        **options,
+        **given,
     )
-    if "/" in wish.job:
+    if "/" in options.job:
         raise ConfigError("--job is a name here, not a folder", hint="--folder DIR says where its folder is made")
     say(
-        f"{wish.sites:,} sites with {wish.pages:,} pages each, {many(wish.workers, 'worker')}, "
-        f"{masked_address(wish.frontier) or 'embedded'}, {', '.join(map(masked_address, wish.sinks))}; "
-        f"{many(wish.kills, 'kill')} and {many(wish.stops, 'stop')}, seed {wish.seed}"
+        f"{options.sites:,} sites with {options.pages:,} pages each, {many(options.workers, 'worker')}, "
+        f"{masked_address(options.frontier) or 'embedded'}, {', '.join(map(masked_address, options.sinks))}; "
+        f"{many(options.kills, 'kill')} and {many(options.stops, 'stop')}, seed {options.seed}"
     )
     try:
-        proof = run(_prove(wish))
+        proof = run(_run_verification(options))
     except asyncio.CancelledError:
         return Exit.INTERRUPTED
     if as_json:
@@ -283,25 +283,25 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **opt
     return Exit.OK if proof.is_good else Exit.ERROR
 
 
-async def _prove(wish: ProofOptions) -> Proof:
+async def _run_verification(options: VerifyOptions) -> VerifyResult:
     task = asyncio.current_task()
     assert task is not None
     # As with Ctrl-C: what was started and made is taken away.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await prove(wish, clock=SystemClock(), tell=lambda line: say(plain(line)))
+    return await run_verification(options, clock=SystemClock(), report=lambda line: say(plain(line)))
 
 
-def verify_lines(proof: Proof) -> Iterator[str]:
-    """The verdict as people read it."""
-    found, wish = proof.verdict, proof.wish
-    kinds = [blow.kind for blow in proof.blows]
+def verify_lines(proof: VerifyResult) -> Iterator[str]:
+    """The result as text lines."""
+    found, options = proof.verdict, proof.options
+    kinds = [event.kind for event in proof.injected]
     dealt = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "nothing was killed"
     yield f"{found.requests:,} requests for {found.pages:,} URLs in {proof.seconds:.1f} s; {dealt}"
     yield f"  lost           {len(found.lost):>6,}"
     yield f"  stored twice   {len(found.stored_twice):>6,}"
     yield f"  fetched again  {found.fetched_again:>6,}  of at most {found.again_at_most:,} that were in hand"
     least = f"; the smallest {found.least_gap:.4f} s" if found.least_gap is not None else ""
-    yield f"  impolite       {len(found.impolite):>6,}  of {found.gaps:,} gaps{least}, the delay is {wish.delay:g} s"
+    yield f"  impolite       {len(found.impolite):>6,}  of {found.gaps:,} gaps{least}, the delay is {options.delay:g} s"
     yield f"  forbidden      {len(found.forbidden):>6,}"
     if found.late:
         yield f"  late           {found.late:>6,}  written by a stopped worker in the moment it woke"
@@ -311,25 +311,25 @@ def verify_lines(proof: Proof) -> Iterator[str]:
     yield from (f"  forbidden: {plain(url)}" for url in [*found.forbidden][:_FEW])
     if proof.fault:
         yield f"  {plain(proof.fault)}"
-    if len(proof.blows) < wish.kills + wish.stops and not proof.fault:
-        yield "  the crawl was over before all blows were dealt: more --pages make it longer"
+    if len(proof.injected) < options.kills + options.stops and not proof.fault:
+        yield "  the crawl finished before all faults were injected; raise --pages for a longer crawl"
     if proof.kept:
         yield f"  kept in {proof.kept}"
     yield "verified" if proof.is_good else "NOT verified"
 
 
-def _as_json(proof: Proof) -> dict[str, Any]:
-    found, wish = proof.verdict, proof.wish
+def _as_json(proof: VerifyResult) -> dict[str, Any]:
+    found, options = proof.verdict, proof.options
     return {
         "verified": proof.is_good,
         "fault": proof.fault,
         "seconds": round(proof.seconds, 3),
-        "frontier": masked_address(wish.frontier) or "sqlite",
-        "sinks": list(map(masked_address, wish.sinks)),
-        "workers": wish.workers,
-        "delay": wish.delay,
-        "seed": wish.seed,
-        "blows": [blow._asdict() for blow in proof.blows],
+        "frontier": masked_address(options.frontier) or "sqlite",
+        "sinks": list(map(masked_address, options.sinks)),
+        "workers": options.workers,
+        "delay": options.delay,
+        "seed": options.seed,
+        "blows": [event._asdict() for event in proof.injected],
         **msgspec.to_builtins(found),
     }
 

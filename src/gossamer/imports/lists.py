@@ -52,8 +52,8 @@ def read_cdxj(path: Path) -> Iterator[Finding]:
                 continue
             try:
                 _, stamp, rest = line.split(b" ", 2)
-                told = msgspec.json.decode(rest)
-                yield from _capture(str(told["url"]), str(told.get("status", "")), stamp.decode("ascii"))
+                fields = msgspec.json.decode(rest)
+                yield from _capture(str(fields["url"]), str(fields.get("status", "")), stamp.decode("ascii"))
             except (ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
                 yield Unread(f"{path.name}, line {number}", f"not CDXJ: {error}")
 

@@ -38,7 +38,7 @@ _ON_THE_WIRE_SECONDS = 1.0
 """Tolerance for requests that were sent just before a kill or a wake-up and arrive later at a busy server."""
 
 
-class Blow(NamedTuple):
+class InjectedFault(NamedTuple):
     """A fault injected into the crawl. A stopped worker continues at `until`."""
 
     kind: Literal["worker killed", "all killed", "worker stopped"]
@@ -62,7 +62,7 @@ class StoredRow(NamedTuple):
     status: int
 
 
-class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the checks. The crawl passes if the first four fields are empty."""
 
     lost: tuple[str, ...]
@@ -94,10 +94,10 @@ def judge(
     stored: Mapping[str, Iterable[StoredRow]],
     fates: Mapping[str, Fate],
     *,
-    blows: Sequence[Blow],
+    injected: Sequence[InjectedFault],
     delay: float,
     in_hand: int,
-) -> ProofVerdict:
+) -> VerifyVerdict:
     """Compare the log and `stored` (rows of each sink) with the plan; one fault may repeat `in_hand` requests."""
     wanted = {url for url, fate in fates.items() if fate not in FORBIDDEN and fate != "optional"}
     lost: set[str] = set()
@@ -112,8 +112,8 @@ def judge(
         twice |= {url: count for url, count in counts.items() if count > 1}
     asked = fetched(log)
     once = {url for url in asked if fates.get(url) != "flaky"}
-    least, impolite, gaps, late = politeness(log, blows, delay=delay)
-    return ProofVerdict(
+    least, impolite, gaps, late = politeness(log, injected, delay=delay)
+    return VerifyVerdict(
         lost=tuple(sorted(lost)),
         stored_twice=twice,
         impolite=impolite,
@@ -121,7 +121,7 @@ def judge(
         pages=len(wanted),
         requests=asked.total(),
         fetched_again=sum(asked[url] - 1 for url in once),
-        again_at_most=len(blows) * in_hand,
+        again_at_most=len(injected) * in_hand,
         gaps=gaps,
         least_gap=least,
         late=late,
@@ -129,7 +129,7 @@ def judge(
 
 
 def politeness(
-    log: Sequence[SimRequest], blows: Sequence[Blow], *, delay: float
+    log: Sequence[SimRequest], injected: Sequence[InjectedFault], *, delay: float
 ) -> tuple[float | None, tuple[ImpoliteGap, ...], int, int]:
     """Return the smallest gap, the gaps below the delay, the number of gaps, and the number of late requests.
 
@@ -138,8 +138,8 @@ def politeness(
     last_of_port = {(entry.site, entry.port): entry for entry in log}
     for entry in log:
         sites[entry.site].append(entry)
-    kills = [blow.at for blow in blows if blow.kind != "worker stopped"]
-    wakes = [blow.until for blow in blows if blow.kind == "worker stopped"]
+    kills = [event.at for event in injected if event.kind != "worker stopped"]
+    wakes = [event.until for event in injected if event.kind == "worker stopped"]
     least: float | None = None
     wrong: list[ImpoliteGap] = []
     count = 0
@@ -217,21 +217,21 @@ class Processes:
         """Process ids of the live workers; empty for a crawl with one worker and no fleet."""
         return children(self._process.pid) if self._process is not None and self.code is None else []
 
-    async def kill(self, chance: random.Random) -> Blow:
+    async def kill(self, chance: random.Random) -> InjectedFault:
         """Kill a worker with SIGKILL, or kill all processes at once and restart them."""
         workers = self.workers()
         if not workers or self._deaths >= _DEATHS_IN_A_ROW or chance.random() < 0.3:
             at = self._clock.epoch()
             await self.end()
             await self.start()
-            return Blow("all killed", at)
+            return InjectedFault("all killed", at)
         at = self._clock.epoch()
         with suppress(ProcessLookupError):
             os.kill(chance.choice(workers), signal.SIGKILL)
         self._deaths += 1
-        return Blow("worker killed", at)
+        return InjectedFault("worker killed", at)
 
-    async def stop(self, chance: random.Random, seconds: float) -> Blow | None:
+    async def stop(self, chance: random.Random, seconds: float) -> InjectedFault | None:
         """Stop a worker with SIGSTOP for some seconds; None if there is no worker to stop."""
         if not (workers := self.workers()):
             return None
@@ -246,7 +246,7 @@ class Processes:
             woken_at = self._clock.epoch()
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        return Blow("worker stopped", at, woken_at)
+        return InjectedFault("worker stopped", at, woken_at)
 
     async def end(self) -> None:
         """Kill all remaining processes with SIGKILL."""
@@ -338,10 +338,10 @@ async def _ask(name: str, statement: str) -> list[Any]:
 _BATCH = 4
 _CONCURRENCY = 32
 _KINDS = ("plain", "redirects", "robots-part")
-Tell = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
-class ProofOptions(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a verification run."""
 
     job: str
@@ -373,12 +373,12 @@ class ProofOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_fleet or self.workers > 1
 
 
-class Proof(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a verification run."""
 
-    wish: ProofOptions
-    verdict: ProofVerdict
-    blows: tuple[Blow, ...]
+    options: VerifyOptions
+    verdict: VerifyVerdict
+    injected: tuple[InjectedFault, ...]
     seconds: float
     fault: str = ""
     """Why the crawl did not finish; empty if it did."""
@@ -391,124 +391,131 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return not self.fault and self.verdict.is_good
 
 
-async def prove(wish: ProofOptions, *, clock: Clock, tell: Tell) -> Proof:
+async def run_verification(options: VerifyOptions, *, clock: Clock, report: ReportLine) -> VerifyResult:
     """Crawl a simulated web with real processes, inject faults, and compare the output with the plan."""
-    sinks = isolated_sinks(wish.sinks, f"gossamer_{wish.job.replace('-', '_').lower()}")
-    wish = msgspec.structs.replace(wish, sinks=tuple(sinks))
-    await _refuse_known_job(wish)
-    place = Path(tempfile.mkdtemp(prefix=f"{wish.job}-", dir=wish.folder))
+    sinks = isolated_sinks(options.sinks, f"gossamer_{options.job.replace('-', '_').lower()}")
+    options = msgspec.structs.replace(options, sinks=tuple(sinks))
+    await _refuse_known_job(options)
+    place = Path(tempfile.mkdtemp(prefix=f"{options.job}-", dir=options.folder))
     try:
-        async with _clean(wish, place, tell):
-            return await _crawl(wish, place, clock=clock, tell=tell)
+        async with _clean(options, place, report):
+            return await _crawl(options, place, clock=clock, report=report)
     finally:
-        if not wish.keep:
+        if not options.keep:
             await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
 
 
-async def _refuse_known_job(wish: ProofOptions) -> None:
-    if not wish.is_fleet:
+async def _refuse_known_job(options: VerifyOptions) -> None:
+    if not options.is_fleet:
         return
     try:
-        fleet = await open_fleet(wish.frontier, wish.job)
+        fleet = await open_fleet(options.frontier, options.job)
     except JobMissing:
         return
     await fleet.aclose()
     raise ConfigError(
-        f"job {wish.job!r} already exists in {masked_address(wish.frontier)}",
+        f"job {options.job!r} already exists in {masked_address(options.frontier)}",
         hint="omit --job, or choose an unused name",
     )
 
 
 @asynccontextmanager
-async def _clean(wish: ProofOptions, place: Path, tell: Tell) -> AsyncIterator[None]:
+async def _clean(options: VerifyOptions, place: Path, report: ReportLine) -> AsyncIterator[None]:
     """Delete the job, its results, and its tables at the end, and report a failure to do so."""
     try:
         yield
     finally:
-        if not wish.keep:
+        if not options.keep:
             try:
-                if wish.is_fleet:
-                    await remove_job(wish.frontier, wish.job)
-                    results = results_folder(wish.frontier, wish.job, Settings(), place)
+                if options.is_fleet:
+                    await remove_job(options.frontier, options.job)
+                    results = results_folder(options.frontier, options.job, Settings(), place)
                     await asyncio.to_thread(shutil.rmtree, results, ignore_errors=True)
-                for name in wish.sinks:
+                for name in options.sinks:
                     await drop_tables(name)
             except (GossamerError, OSError) as error:
-                where = masked_address(wish.frontier) or "its sinks"
-                tell(f"cannot delete the data of job {wish.job!r} in {where}: {error}")
+                where = masked_address(options.frontier) or "its sinks"
+                report(f"cannot delete the data of job {options.job!r} in {where}: {error}")
 
 
-async def _crawl(wish: ProofOptions, place: Path, *, clock: Clock, tell: Tell) -> Proof:
+async def _crawl(options: VerifyOptions, place: Path, *, clock: Clock, report: ReportLine) -> VerifyResult:
     names = sys.platform != "linux"
     web = SimWeb(
-        log_path=place / "requests.log", sites=wish.sites, pages_per_site=wish.pages, seed=wish.seed, names=names,
-        kinds=_KINDS, page_bytes=4000, links_per_page=12, latency_seconds=0.02,
+        log_path=place / "requests.log", sites=options.sites, pages_per_site=options.pages, seed=options.seed,
+        names=names, kinds=_KINDS, page_bytes=4000, links_per_page=12, latency_seconds=0.02,
     )  # fmt: skip
     with web:
         fates = web.fates()
         (place / "seeds.txt").write_text("\n".join(web.seeds), "utf-8")
-        processes = Processes(_words(wish, names), folder=place, environment=_environment(wish), clock=clock)
-        began_at, blows, fault = clock.monotonic(), list[Blow](), ""
+        processes = Processes(_words(options, names), folder=place, environment=_environment(options), clock=clock)
+        began_at, injected, fault = clock.monotonic(), list[InjectedFault](), ""
         try:
             await processes.start()
-            async with asyncio.timeout(wish.seconds):
-                async for blow in _blows(wish, processes, web, expected=len(web.reachable()), clock=clock):
-                    blows.append(blow)
-                    tell(f"{clock.monotonic() - began_at:6.1f} s  {blow.kind}")
+            async with asyncio.timeout(options.seconds):
+                async for event in _inject_faults(options, processes, web, expected=len(web.reachable()), clock=clock):
+                    injected.append(event)
+                    report(f"{clock.monotonic() - began_at:6.1f} s  {event.kind}")
                 if code := await processes.wait():
                     fault = f"the crawl failed with exit code {code}: {_last_words(processes.said)}"
         except TimeoutError:
-            fault = f"the crawl did not finish within {wish.seconds:.0f} s"
+            fault = f"the crawl did not finish within {options.seconds:.0f} s"
         finally:
             await processes.end()
         seconds = clock.monotonic() - began_at
         log = web.log()
-    folder = results_folder(wish.frontier, wish.job, Settings(), place / "crawls" / wish.job)
-    stored = {name: await read_back(name, folder, is_fleet=wish.is_fleet) for name in wish.sinks}
+    folder = results_folder(options.frontier, options.job, Settings(), place / "crawls" / options.job)
+    stored = {name: await read_back(name, folder, is_fleet=options.is_fleet) for name in options.sinks}
     verdict = judge(
-        log, stored, fates, blows=blows, delay=wish.delay, in_hand=_BATCH * min(wish.sites, wish.workers * _CONCURRENCY)
+        log,
+        stored,
+        fates,
+        injected=injected,
+        delay=options.delay,
+        in_hand=_BATCH * min(options.sites, options.workers * _CONCURRENCY),
     )
-    kept = str(place) if wish.keep else ""
-    return Proof(wish=wish, verdict=verdict, blows=tuple(blows), seconds=seconds, fault=fault, kept=kept)
+    kept = str(place) if options.keep else ""
+    return VerifyResult(
+        options=options, verdict=verdict, injected=tuple(injected), seconds=seconds, fault=fault, kept=kept
+    )
 
 
-def _words(wish: ProofOptions, names: bool) -> list[str]:
+def _words(options: VerifyOptions, names: bool) -> list[str]:
     words = [
-        "--seeds", "seeds.txt", "--job", wish.job, "--quiet", "--allow-private", "--workers", str(wish.workers),
-        "--delay", str(wish.delay), "--lease-seconds", str(wish.lease_seconds), "--batch", str(_BATCH),
+        "--seeds", "seeds.txt", "--job", options.job, "--quiet", "--allow-private", "--workers", str(options.workers),
+        "--delay", str(options.delay), "--lease-seconds", str(options.lease_seconds), "--batch", str(_BATCH),
         "--concurrency", str(_CONCURRENCY), "--backoff-seconds", "0.5",
         # That workers die is not the pages' fault here.
-        "--max-deliveries", str(2 * (wish.kills + wish.stops) + 5),
+        "--max-deliveries", str(2 * (options.kills + options.stops) + 5),
     ]  # fmt: skip
     words += ["--resolve", "*.sim=127.0.0.1"] if names else []
-    return [*words, *(word for name in wish.sinks for word in ("--sink", name))]
+    return [*words, *(word for name in options.sinks for word in ("--sink", name))]
 
 
-def _environment(wish: ProofOptions) -> Mapping[str, str]:
+def _environment(options: VerifyOptions) -> Mapping[str, str]:
     """The user's environment without GOSSAMER_* settings; the frontier's address may contain a password."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
-    return {**kept, "GOSSAMER_FRONTIER": wish.frontier}
+    return {**kept, "GOSSAMER_FRONTIER": options.frontier}
 
 
-async def _blows(
-    wish: ProofOptions, processes: Processes, web: SimWeb, *, expected: int, clock: Clock
-) -> AsyncIterator[Blow]:
+async def _inject_faults(
+    options: VerifyOptions, processes: Processes, web: SimWeb, *, expected: int, clock: Clock
+) -> AsyncIterator[InjectedFault]:
     """Inject the faults, spread over the whole crawl; fewer if it finishes before."""
-    chance = random.Random(wish.seed)
-    kinds = ["kill"] * wish.kills + ["stop"] * wish.stops
+    chance = random.Random(options.seed)
+    kinds = ["kill"] * options.kills + ["stop"] * options.stops
     chance.shuffle(kinds)
     seen = 0
     for number, kind in enumerate(kinds):
-        # Between two blows somebody has fetched something, or the second one would hit nobody.
+        # Wait for a fetch between two faults, so that each affects running work.
         mark = max(seen + 2, int(expected * (number + chance.uniform(0.2, 1.0)) / (len(kinds) + 1)))
-        while (seen := _requests(web)) < mark or (wish.has_children and not processes.workers()):
+        while (seen := _requests(web)) < mark or (options.has_children and not processes.workers()):
             if processes.code is not None:
                 return
             await clock.sleep(_LOOK_SECONDS)
         if kind == "kill":
             yield await processes.kill(chance)
-        elif (blow := await processes.stop(chance, 1.3 * wish.lease_seconds + 2 * wish.delay)) is not None:
-            yield blow
+        elif (event := await processes.stop(chance, 1.3 * options.lease_seconds + 2 * options.delay)) is not None:
+            yield event
 
 
 def _requests(web: SimWeb) -> int:

@@ -702,7 +702,7 @@ class RecoveryTests(Suite):
         await self.past(harness, 3)
         leases = (await self.lease(harness.frontier, ticks=1000)).leases
         assert sorted(keys(*leases)) == [1, 2, 3]
-        assert not any(lease.suspect for lease in leases), "nobody was handling them"
+        assert not any(lease.suspect for lease in leases), "no worker was processing them"
 
     @scenario(delay=0.0)
     async def test_p9_a_worker_that_dies_in_the_middle_of_a_call_costs_nothing(self, harness: Harness) -> None:

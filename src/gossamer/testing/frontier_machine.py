@@ -253,7 +253,7 @@ class FrontierMachine(RuleBasedStateMachine):
         held = self.model.held.values()
         assert sum(each.lease.suspect and each.worker == worker for each in held) <= 1
         if held:
-            assert grant.wait is not None, "nobody sleeps through the end of a lease"
+            assert grant.wait is not None, "no worker may sleep past the end of a lease"
             assert self.model.now + grant.wait <= max(self.model.now, min(self.model.end_of(each) for each in held))
 
     def _check(self, lease: Lease, batch: int) -> None:

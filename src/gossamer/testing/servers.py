@@ -556,7 +556,7 @@ BucketFault = Literal["", "refuse", "503", "cut"]
 
 
 class BucketServer:
-    """An S3 server (moto) of its own on a free port of the loopback, in memory; it dies with whoever started it."""
+    """An in-memory S3 server (moto) on a free loopback port; it ends with the process that started it."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -632,7 +632,7 @@ class BucketServer:
         return self._ask("GET", f"/{bucket}?uploads").count(b"<Upload>")
 
     def _ask(self, method: str, path: str) -> bytes:
-        # The server looks at who asks, not at the signature.
+        # The server checks the access key, not the signature.
         who = "AWS4-HMAC-SHA256 Credential=tester/20240101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
         request = Request(f"http://{_HOST}:{self.port}{path}", method=method, headers={"Authorization": who})
         with urlopen(request, timeout=30) as answer:  # noqa: S310

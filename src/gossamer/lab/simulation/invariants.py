@@ -142,13 +142,13 @@ def _repeats(evidence: Evidence) -> Iterator[str]:
         keys.add(request.key)
         is_early = any(after - before < settings.revisit_seconds for before, after in pairwise(visits))
         if is_early and request.key not in evidence.repaired:
-            yield f"P1: {request.url} was settled {len(visits)} times"
+            yield f"P1: {request.url} was completed {len(visits)} times"
         # In a continuous crawl, one more visit may be in progress.
         if retried[number] > (settings.tries - 1) * max(1, len(visits) + bool(settings.recrawl)):
             yield f"tries: {request.url} was tried {retried[number] + 1} times"
         deliveries = evidence.witness.deliveries[request.key]
         if asked[request.url] > deliveries:
-            yield f"P2: {request.url} was asked for {asked[request.url]} times and handed out {deliveries} times"
+            yield f"P2: {request.url} was requested {asked[request.url]} times and leased {deliveries} times"
         repeats += max(0, asked[request.url] - max(1, len(visits)) - retried[number])
     if repeats > evidence.in_flight:
         yield f"I3: {repeats} repeats, though at most {evidence.in_flight} requests were in hand when something befell"
@@ -175,7 +175,7 @@ def _stored(evidence: Evidence) -> Iterator[str]:
     ended = {requests[row.number].key: row.status for row in evidence.journal.outcomes()}
     for key in sorted(key for key, status in ended.items() if status in (DONE, FAILED)):
         if not by_key[key]:
-            yield f"I6: {key:016x} is settled and has no record"
+            yield f"I6: {key:016x} is completed and has no record"
     if evidence.scenario.stores == "owner" and not settings.recrawl:
         for key, times in sorted(by_key.items()):
             if times > 1 or ended.get(key) not in (DONE, FAILED):
@@ -190,19 +190,19 @@ def _polite(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Itera
         least = max(delay, asks) * (1 - 3 * evidence.scenario.drift) - _SLACK_SECONDS
         if after.at - before.at < least:
             yield (
-                f"{'I4' if after.worker == before.worker else 'P5'}: {after.host} was asked for {after.path} by "
+                f"{'I4' if after.worker == before.worker else 'P5'}: {after.host} got a request for {after.path} from "
                 f"{after.worker} {after.at - before.at:.3f} s after {before.path} by {before.worker}; "
                 f"its delay is {max(delay, asks):g} s"
             )
         if after.at < before.answered_at and before.status and evidence.unhurt.get(before.worker):
-            yield f"P2: {after.host} was asked for {after.path} while {before.worker} waited for {before.path}"
+            yield f"P2: {after.host} received a request for {after.path} while {before.worker} waited for {before.path}"
 
 
 def _obedient(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Iterator[str]:
     """I5: no request before robots.txt, and none that robots.txt disallows, or has disallowed for long enough."""
     scenario = evidence.scenario
     if hits[0].path != "/robots.txt":
-        yield f"I5: {spec.host} was asked for {hits[0].path} before its robots.txt"
+        yield f"I5: {spec.host} received a request for {hits[0].path} before robots.txt"
     # With a clock that is an hour behind, the rules are valid for an hour more; beyond that they are fetched again.
     known_by = spec.closes_at + scenario.settings.robots_seconds + min(2 * scenario.skew_seconds, 3600.0)
     known = False
@@ -210,6 +210,6 @@ def _obedient(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Ite
         known = known or (hit.path == "/robots.txt" and hit.status in (200, 404))
         is_closed = spec.closes_at and spec.robots != "none" and hit.at > known_by + _HELD_UP_SECONDS
         if hit.path != "/robots.txt" and (not known or hit.path.startswith("/private")):
-            yield f"I5: {hit.host} was asked for {hit.path}, which its robots.txt does not allow"
+            yield f"I5: {hit.host} received a request for {hit.path}, which its robots.txt disallows"
         elif hit.path.startswith("/late") and is_closed:
-            yield f"I5: {hit.host} was asked for {hit.path}, which its robots.txt has long forbidden"
+            yield f"I5: {hit.host} received a request for {hit.path} long after its robots.txt disallowed it"

@@ -126,7 +126,7 @@ class Simulation:
 
     def _run_away(self) -> None:
         if not self._over.done():
-            self._over.set_result("I3: the same is asked for again and again")
+            self._over.set_result("I3: the same page is requested repeatedly")
 
     async def run(self) -> Report:
         """Run the whole crawl, and then end all processes."""
@@ -192,7 +192,7 @@ class Simulation:
             if self._moving:
                 await asyncio.wait(self._moving, timeout=_LONGEST_SECONDS)
             if not all(moving.done() for moving in self._moving):
-                return ["P9: a shard is on its way for ever"]
+                return ["P9: the move of a shard never ends"]
             if self._servers is None or not await self._is_resumed(self._servers):
                 return []
 
@@ -244,7 +244,7 @@ class Simulation:
             ShardLink(number, servers, life, self._witness, seed=seed, loss=loss, troubled=self._lost_a_call, left=left)
             for number in servers.numbers
         ]
-        # They answer what an engine asks for.
+        # They implement the calls that an engine uses.
         shards = cast("list[Shard]", links)
         return shards[0] if len(shards) == 1 else Sharded(shards, part=servers.numbers, close=links[0].aclose)
 

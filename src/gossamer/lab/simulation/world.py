@@ -288,4 +288,4 @@ class Witness:
         if receipt.accepted == len(outcomes):
             self.accepted.update(outcome.key for outcome in outcomes)
         if receipt.accepted and self.is_finished:
-            self.faults.append("P6: a page was settled after the job had been finished")
+            self.faults.append("P6: a page was completed after the job had finished")

@@ -22,62 +22,62 @@ if TYPE_CHECKING:
 
 
 LINKS = {
-    "spellings": "every spelling of a link for the same target",
+    "spellings": "links to the same target in every form",
     "bases": "relative links under <base href>",
-    "redirects": "301, 302, 303, 307, 308, chains of them, meta refresh",
+    "redirects": "301, 302, 303, 307, 308, redirect chains, meta refresh",
     "loops": "redirect loops, and a chain that is too long",
     "outside": "links and redirects to hosts that are not part of the web",
-    "nofollow": "rel=nofollow, meta robots and X-Robots-Tag nofollow",
-    "hidden": "URLs in comments, scripts and resources: not links",
+    "nofollow": "rel=nofollow, meta robots, and X-Robots-Tag nofollow",
+    "hidden": "URLs in comments, scripts, and resources: not links",
 }
 FAULTS = {
-    "errors": "400, 401, 403, 404, 410 and 451 beside good pages",
+    "errors": "400, 401, 403, 404, 410, and 451 besides normal pages",
     "flaky": "500, or 503 and 429 with Retry-After, once",
-    "resets": "pages whose connection is reset, closed or cut off, once",
-    "failing": "pages that always answer 500 or reset",
-    "slow": "a long-tailed wait before each answer",
-    "hangs": "a page that never answers",
+    "resets": "connections that are reset, closed, or cut off, once",
+    "failing": "pages that always return 500 or reset",
+    "slow": "long-tailed response times",
+    "hangs": "a page that never responds",
 }
 TRAPS = {
-    "calendar": "months for ever, forwards and backwards",
-    "sessions": "a new session id in the links of every answer",
-    "deep": "a relative link that grows deeper with each step",
+    "calendar": "an infinite calendar, forwards and backwards",
+    "sessions": "a new session id in the links of every response",
+    "deep": "a relative link that gets deeper with each step",
     "soft404": "200 for any path, with links to ten new ones",
     "facets": "every permutation of a few query parameters",
 }
 BODIES = {
-    "charsets": "eight encodings, by header, meta or byte order mark",
-    "gzip": "bodies in gzip",
-    "br": "bodies in brotli",
-    "zstd": "bodies in zstandard",
-    "chunked": "bodies in chunks, without a length",
+    "charsets": "eight encodings, by header, meta, or byte order mark",
+    "gzip": "gzip bodies",
+    "br": "Brotli bodies",
+    "zstd": "Zstandard bodies",
+    "chunked": "chunked bodies, without Content-Length",
 }
 ROBOTS = {
-    "robots-none": "404: all is allowed",
-    "robots-403": "403: all is allowed",
-    "robots-empty": "an empty file: all is allowed",
-    "robots-html": "an HTML page: all is allowed",
-    "robots-allow": "all is allowed, in words",
+    "robots-none": "404: everything is allowed",
+    "robots-403": "403: everything is allowed",
+    "robots-empty": "an empty file: everything is allowed",
+    "robots-html": "an HTML page: everything is allowed",
+    "robots-allow": "everything is allowed, explicitly",
     "robots-delay": "a Crawl-delay",
-    "robots-part": "/private/ is disallowed, but for a longer Allow",
+    "robots-part": "/private/ is disallowed, except for a longer Allow",
     "robots-wildcards": "patterns with * and $",
-    "robots-agents": "a group for our agent beside one that forbids all",
-    "robots-messy": "byte order mark, odd line ends, case and spaces",
-    "robots-redirect": "the rules are three redirects away",
-    "robots-huge": "600 KB, with the rule that counts at 480 KB",
-    "robots-sitemap": "Sitemap lines, and pages that only the sitemap knows",
-    "robots-all": "all is disallowed",
+    "robots-agents": "a group for our agent, and one that disallows everything",
+    "robots-messy": "byte order mark, unusual line ends, case, and spaces",
+    "robots-redirect": "three redirects before the rules",
+    "robots-huge": "600 KB, with the relevant rule at 480 KB",
+    "robots-sitemap": "Sitemap lines, and pages that are only in the sitemap",
+    "robots-all": "everything is disallowed",
     "robots-500": "500: nothing is allowed",
     "robots-429": "429: nothing is allowed",
-    "robots-hang": "no answer: nothing is allowed",
+    "robots-hang": "no response: nothing is allowed",
     "robots-reset": "connection reset: nothing is allowed",
 }
 PLACES = {
     "news": "/news/: dated headlines on three pages, and articles",
-    "shop": "/goods/: things with a price and a stock, on three pages",
+    "shop": "/goods/: products with price and stock, on three pages",
     "blog": "/blog/: posts between a menu and a footer",
-    "notices": "/notices/: after a visit one changes, one goes, one comes",
-    "members": "/members/: behind a log-in (user me, password willow)",
+    "notices": "/notices/: after a visit, one changes, one is gone, one is new",
+    "members": "/members/: requires a login (user me, password willow)",
 }
 GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS, "places": PLACES}
 FEATURES = LINKS | FAULTS | TRAPS | BODIES | ROBOTS
@@ -476,12 +476,12 @@ def _goods(plan: WebPlan, site: int, rest: str) -> SimAnswer | None:
     name = _thing(plan, site, "goods", number).capitalize()
     price, left = f"{draw(plan.seed, site, 'price', number) % 9000 / 100 + 1:.2f}", number % 4
     offer = {"@type": "Offer", "price": price, "priceCurrency": "EUR"}
-    told = json.dumps({"@context": "https://schema.org", "@type": "Product", "name": name, "offers": offer})
+    product = json.dumps({"@context": "https://schema.org", "@type": "Product", "name": name, "offers": offer})
     stock = f"{left} in stock" if left else "Sold out"
     return SimAnswer(
         body=_page(
             name,
-            f'<script type="application/ld+json">{told}</script><p class="price">€ {price}</p>'
+            f'<script type="application/ld+json">{product}</script><p class="price">€ {price}</p>'
             f'<p class="stock">{stock}</p>{_prose(plan, site, "goods", number)}<a href="/goods/">All goods</a>',
         )
     )

@@ -3,7 +3,7 @@ from twisted.internet.defer import succeed
 
 
 class Loopback(CachingThreadedResolver):
-    """Every name is on this machine."""
+    """Resolves every name to this machine."""
 
     def getHostByName(self, name, timeout=()):
         return succeed("127.0.0.1")

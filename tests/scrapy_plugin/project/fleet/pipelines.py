@@ -6,7 +6,7 @@ from scrapy.utils.asyncio import is_asyncio_available
 
 
 class Slow:
-    """Takes its time, so that a page is not done when its callback is; drops what says so."""
+    """A slow pipeline, so that a page is not done with its callback; drops marked items."""
 
     async def process_item(self, item):
         if is_asyncio_available():

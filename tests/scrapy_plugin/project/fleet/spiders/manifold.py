@@ -8,7 +8,7 @@ class MyItem(scrapy.Item):
 
 
 class ManifoldSpider(scrapy.Spider):
-    """One request of every kind; each item says what its callback was given."""
+    """Sends one request of every kind; each item contains the arguments of its callback."""
 
     name = "manifold"
     site = os.environ.get("SITE", "")

@@ -4,7 +4,7 @@ import scrapy
 
 
 class PatientSpider(scrapy.Spider):
-    """Its item stays in the pipeline until a file is there."""
+    """Its item stays in the pipeline until a file exists."""
 
     name = "patient"
     start_urls = [os.environ.get("SITE", "") + "/start"]

@@ -15,7 +15,7 @@ class RedisWalkSpider(RedisSpider):
 
 
 class RedisRulesSpider(RedisCrawlSpider):
-    """Another, with rules; its start URLs are in a set."""
+    """A scrapy-redis CrawlSpider; its start URLs are in a set."""
 
     name = "redis_rules"
     custom_settings = {"REDIS_START_URLS_AS_SET": True}
