@@ -92,7 +92,7 @@ async def run(pages: int, tabs: int, hostile: int) -> None:
 
     async def weigh() -> None:
         nonlocal most_processes, most_bytes
-        processes, size = await asyncio.to_thread(downloader.browsers.weigh)
+        processes, size = await asyncio.to_thread(downloader.browsers.memory_usage)
         most_processes, most_bytes = max(most_processes, processes), max(most_bytes, size)
         own = resident_bytes(os.getpid())
         print(

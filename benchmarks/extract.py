@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from gossamer.engine import near_duplicates
 from gossamer.extract.encoding import detect
-from gossamer.extract.links import LinkMemo
+from gossamer.extract.links import LinkCache
 from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
 from gossamer.extract.text import main_text
@@ -43,9 +43,9 @@ def body(random_: random.Random, *, links: int) -> bytes:
     return (head + "".join(rows) + "</body></html>").encode()
 
 
-def page(source: bytes, memo: LinkMemo | None = None) -> Page:
+def page(source: bytes, memo: LinkCache | None = None) -> Page:
     headers = (("content-type", "text/html"),)
-    return Page(Response(url=URL, status=200, headers=headers, body=source), Request(url=URL), memo=memo)
+    return Page(Response(url=URL, status=200, headers=headers, body=source), Request(url=URL), link_cache=memo)
 
 
 def microseconds(run: Callable[[], object], *, rounds: int) -> float:
@@ -59,7 +59,7 @@ def microseconds(run: Callable[[], object], *, rounds: int) -> float:
     return best / rounds * 1e6
 
 
-def crawl_step(source: bytes, memo: LinkMemo) -> tuple[str, list[str]]:
+def crawl_step(source: bytes, memo: LinkCache) -> tuple[str, list[str]]:
     """What a crawl without a custom spider does with a page."""
     one = page(source, memo)
     return one.title, one.links()
@@ -83,20 +83,20 @@ def main() -> None:
     print(f"{platform.platform()}, Python {platform.python_version()}, turbohtml {version('turbohtml')}")
     print(f"one page of {len(source)} bytes, {options.links} links; CPU us a page, best of 5\n")
 
-    parsed, warm = page(source), LinkMemo()
+    parsed, warm = page(source), LinkCache()
     parsed.tree, parsed.links()
     page(source, warm).links()
     bench = {
         "encoding": lambda: detect(source, "text/html"),
         "parse": lambda: page(source).tree,
         "title": lambda: _title(parsed),
-        "links, cold memo": lambda: _links(parsed, LinkMemo()),
+        "links, cold memo": lambda: _links(parsed, LinkCache()),
         "links, warm memo": lambda: _links(parsed, warm),
         "text": lambda: _text(parsed),
         "main text": lambda: main_text(parsed.tree),
         "main text and SimHash": lambda: near_duplicates.simhash(main_text(parsed.tree)),
         "metadata": lambda: read_metadata(parsed.tree),
-        "whole step, cold memo": lambda: crawl_step(source, LinkMemo()),
+        "whole step, cold memo": lambda: crawl_step(source, LinkCache()),
         "whole step, warm memo": lambda: crawl_step(source, warm),
     }
     figures = {name: microseconds(run, rounds=options.rounds) for name, run in bench.items()}
@@ -115,8 +115,8 @@ def _title(parsed: Page) -> str:
     return parsed.title
 
 
-def _links(parsed: Page, memo: LinkMemo) -> list[str]:
-    parsed._memo = memo
+def _links(parsed: Page, memo: LinkCache) -> list[str]:
+    parsed._link_cache = memo
     return parsed.links()
 
 

@@ -19,7 +19,7 @@ from rawweb import Asked, RawWeb, page, redirect, reply
 
 from gossamer.clock import SystemClock
 from gossamer.download.auto import AutoDownloader, compare
-from gossamer.download.browser import BrowserDownloader, shot_path
+from gossamer.download.browser import BrowserDownloader, screenshot_path
 from gossamer.errors import FetchError, RenderFailed, TooLarge
 from gossamer.model import Request, Response
 from gossamer.settings import build
@@ -109,7 +109,7 @@ def test_the_body_is_the_page_after_its_scripts(tmp_path: Path) -> None:
         assert not any("if-none-match" in each.headers for each in web.log)
         data = next(each for each in web.log if each.target == "/data.json")
         assert data.headers["cookie"] == "given=0; server=1"
-        assert shot_path(str(tmp_path), web.url("/")).read_bytes().startswith(b"\x89PNG")
+        assert screenshot_path(str(tmp_path), web.url("/")).read_bytes().startswith(b"\x89PNG")
 
         async def waiting(downloader: BrowserDownloader) -> None:
             assert b"<b>late</b>" in (await downloader.fetch(Request(web.url("/wait")))).body
@@ -182,7 +182,7 @@ def test_h08_nothing_that_a_page_does_reaches_a_private_address(monkeypatch: pyt
 
             async def test(downloader: BrowserDownloader) -> None:
                 found = Response(url=document.url, status=200, headers=document.headers, body=markup.encode())
-                response = await downloader.show(Request(document.url), found)
+                response = await downloader.render(Request(document.url), found)
                 titles.append(response.body.decode().split("<title>")[1].split("</title>")[0])
 
             web.log.clear()
@@ -257,7 +257,7 @@ def test_pages_that_never_end_or_kill_the_browser_cost_only_themselves() -> None
             assert [type(each) for each in ended] == [Response, TooLarge, Response, Response]
             assert sum(target.startswith("/load") for target in web.targets()) == 7
             assert len(downloader.browsers.replaced) >= 2, "it is replaced after so many pages"
-            processes, size = downloader.browsers.weigh()
+            processes, size = downloader.browsers.memory_usage()
             assert 0 < processes < 30
             assert size > 0
 
@@ -412,7 +412,7 @@ def test_processes_and_memory_stay_bounded_over_a_thousand_pages() -> None:
                     response = await downloader.fetch(Request(web.url(f"/{number}")))
                     assert b">shown</p>" in response.body
                     if number % 20 == 0:
-                        weights.append(await asyncio.to_thread(downloader.browsers.weigh))
+                        weights.append(await asyncio.to_thread(downloader.browsers.memory_usage))
 
             await asyncio.gather(*(tab() for _ in range(8)))
             assert downloader.browsers.started >= 4

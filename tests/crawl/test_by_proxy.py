@@ -19,7 +19,7 @@ VALUES = {"allow_private": True, "delay": 0, "tries": 1, "site_failures": 1, "co
 
 def test_while_the_proxy_is_gone_nothing_is_charged_to_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One try for a page and one fault for a site, and yet the crawl that began without its proxy ends whole."""
-    monkeypatch.setattr(proxies, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(proxies, "BACKOFF_SECONDS", 0.2)
 
     async def main(web: RawWeb) -> None:
         async with ProxyServer() as proxy:

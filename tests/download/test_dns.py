@@ -58,7 +58,7 @@ def test_a_time_of_zero_is_not_taken_at_its_word() -> None:
 
     async def test(resolver: Resolver, server: NameServer) -> None:
         answer = await resolver.resolve("a.example")
-        assert answer.expires_at == clock.monotonic() + dns.SHORTEST_SECONDS
+        assert answer.expires_at == clock.monotonic() + dns.MIN_TTL_SECONDS
 
     run(test, {"a.example": ["192.0.2.1"]}, ttl=0, clock=clock)
 
@@ -71,7 +71,7 @@ def test_names_that_do_not_exist_are_final_and_remembered_for_a_while() -> None:
             with pytest.raises(NameUnknown):
                 await resolver.resolve("nobody.example")
         assert server.asked["nobody.example"] == 1
-        clock.advance(dns.UNKNOWN_SECONDS + 1)
+        clock.advance(dns.NXDOMAIN_SECONDS + 1)
         with pytest.raises(NameUnknown):
             await resolver.resolve("nobody.example")
         assert server.asked["nobody.example"] == 2

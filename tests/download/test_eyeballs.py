@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.clock import SystemClock
 from gossamer.download import open_downloader
-from gossamer.download.connections import BetterAddress, first_to_connect, raced
+from gossamer.download.connections import BetterAddress, first_connected, race_addresses
 from gossamer.errors import Forbidden, NameUnknown, TimedOut
 from gossamer.model import Request
 from gossamer.settings import build
@@ -108,11 +108,11 @@ def test_one_forbidden_address_forbids_the_name() -> None:
 def test_the_race_is_won_by_who_connects(port: int) -> None:
     async def main() -> None:
         async with await asyncio.start_server(answer, "127.0.0.83", port):
-            assert await first_to_connect([*HOLES, "127.0.0.83"], port, seconds=20) == "127.0.0.83"
+            assert await first_connected([*HOLES, "127.0.0.83"], port, seconds=20) == "127.0.0.83"
             # Refused at once, so the next begins at once.
-            assert await first_to_connect(["127.0.0.85", "127.0.0.83"], port, seconds=20) == "127.0.0.83"
-            assert await first_to_connect(["127.0.0.85"], port, seconds=20) is None
-            assert await first_to_connect(HOLES, port, seconds=0.6) is None
+            assert await first_connected(["127.0.0.85", "127.0.0.83"], port, seconds=20) == "127.0.0.83"
+            assert await first_connected(["127.0.0.85"], port, seconds=20) is None
+            assert await first_connected(HOLES, port, seconds=0.6) is None
 
     asyncio.run(main())
 
@@ -130,7 +130,7 @@ def test_an_exchange_that_fails_while_it_is_given_up_is_not_logged(port: int) ->
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         async with await asyncio.start_server(answer, "127.0.0.83", port):
             with pytest.raises(BetterAddress):
-                await raced(exchange(), [HOLES[0], "127.0.0.83"], port, seconds=5)
+                await race_addresses(exchange(), [HOLES[0], "127.0.0.83"], port, seconds=5)
             await asyncio.sleep(0)
         gc.collect()
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from gossamer.download.http1 import MAX_HEAD_BYTES, Answer, request
+from gossamer.download.http1 import MAX_HEAD_BYTES, ResponseParser, request
 from gossamer.errors import FetchError
 
 PIECES = (
@@ -22,7 +22,7 @@ CHUNKED = [b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n", b"\r\n", b
 
 
 def read(pieces: list[bytes], *, method: str = "GET", limit: int = 20) -> tuple[object, ...]:
-    answer = Answer(method, limit, lambda: 1.0)
+    answer = ResponseParser(method, limit, lambda: 1.0)
     try:
         for number, piece in enumerate(pieces):
             if piece and answer.feed(piece):
@@ -53,7 +53,7 @@ def test_a_byte_at_a_time_costs_no_more_than_the_bytes() -> None:
     head = b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * (MAX_HEAD_BYTES // 8) + b"Transfer-Encoding: chunked\r\n\r\n"
     chunks = b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n"
     began = time.process_time()
-    answer = Answer("GET", 100_000, lambda: 0.0)
+    answer = ResponseParser("GET", 100_000, lambda: 0.0)
     for byte in head + chunks:
         if answer.feed(bytes((byte,))):
             break
@@ -62,7 +62,7 @@ def test_a_byte_at_a_time_costs_no_more_than_the_bytes() -> None:
 
 
 def test_more_framing_than_body_is_given_up() -> None:
-    answer = Answer("GET", 1 << 30, lambda: 0.0)
+    answer = ResponseParser("GET", 1 << 30, lambda: 0.0)
     answer.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     sent = 0
     while not answer.feed(b"1\r\nx\r\n" * 10_000):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.download.headers import Outgoing
+from gossamer.download.headers import RequestHeaders
 from gossamer.errors import ConfigError, Forbidden
 from gossamer.model import Request, secret
 from gossamer.settings import build
@@ -12,10 +12,10 @@ from gossamer.settings import build
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
-def outgoing(monkeypatch: pytest.MonkeyPatch, **values: object) -> Outgoing:
+def outgoing(monkeypatch: pytest.MonkeyPatch, **values: object) -> RequestHeaders:
     monkeypatch.setenv("WORD", 'a&b "ü')
     monkeypatch.setenv("TOKEN", "t0ken")
-    return Outgoing(build(values))
+    return RequestHeaders(build(values))
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_what_was_sent_is_told_without_its_secrets(monkeypatch: pytest.MonkeyPat
     own = made.for_request(Request(url="https://in.test/", headers={"x-more": f"k={secret('TOKEN')}", "x-plain": "y"}))
     assert own is not None
     assert own["x-more"] == "k=t0ken"
-    told = dict(made.all_of(own))
+    told = dict(made.storable(own))
     assert [told[name] for name in ("x-key", "x-own", "x-more", "x-plain")] == ["withheld"] * 3 + ["y"]
-    assert "t0ken" not in str(made.all_of(None))
+    assert "t0ken" not in str(made.storable(None))
 
 
 def test_passwords_and_header_sets_are_withheld_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +88,6 @@ def test_passwords_and_header_sets_are_withheld_too(monkeypatch: pytest.MonkeyPa
     made = outgoing(monkeypatch, sites=sites, header_sets=[{"X-Set": "${TOKEN}"}])
     sent = made.for_request(Request(url="https://a.test/", headers={"x-set": "t0ken", "x-plain": "p"}))
     assert sent is not None
-    kept = dict(made.all_of(sent))
+    kept = dict(made.storable(sent))
     assert kept["x-plain"] == "p"
     assert not [value for value in kept.values() if "t0ken" in value or "bWU6" in value]

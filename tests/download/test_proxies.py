@@ -132,7 +132,7 @@ def test_a_dead_proxy_rests_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> N
             for number in range(4):
                 await fetcher.fetch(Request(url=web.url(f"{number}.test")))
             assert back.asked == []
-            clock.ahead += module.REST_SECONDS
+            clock.ahead += module.BACKOFF_SECONDS
             for number in range(4):
                 await fetcher.fetch(Request(url=web.url(f"{number}.test")))
             assert len(back.asked) == 2
@@ -198,7 +198,7 @@ def test_a_host_that_no_proxy_can_reach_is_the_hosts_fault(made: type[ProxyServe
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 def test_a_proxy_that_reaches_nobody_is_found_out(is_tls: bool, tmp_path: Path) -> None:
     context = authority(tmp_path, "x.test") if is_tls else None
-    hosts = [f"{number}.test" for number in range(module.DOUBTFUL_HOSTS)]
+    hosts = [f"{number}.test" for number in range(module.MAX_FAULTY_HOSTS)]
 
     async def test(stack: AsyncExitStack) -> None:
         web = await stack.enter_async_context(Web(context))

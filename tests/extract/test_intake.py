@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from gossamer.errors import ConfigError
-from gossamer.extract.items import Dropped, Fitted, ItemPipeline
+from gossamer.extract.items import Dropped, ItemPipeline, ValidItem
 from gossamer.model import Rejected
 
 URL = "http://shop.example/1"
@@ -47,7 +47,7 @@ KINDS = pytest.mark.parametrize("kind", [Data, Attrs, Model, Struct])
 
 def take(item: Any, intake: ItemPipeline) -> Any:
     found = asyncio.run(intake.take(item, URL))
-    return found.item if isinstance(found, Fitted) else found
+    return found.item if isinstance(found, ValidItem) else found
 
 
 @KINDS

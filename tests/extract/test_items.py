@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import ExtractError
-from gossamer.extract.items import plain, sound
+from gossamer.extract.items import checked_request, to_json_values
 from gossamer.extract.selectors import Selection
 from gossamer.model import Request
 
@@ -45,36 +45,39 @@ class Price(msgspec.Struct):
 
 def test_every_kind_of_item_becomes_a_plain_mapping() -> None:
     book = Book("T", WHEN, {"x"})
-    assert plain({"a": 1, "b": [None, 2.5]}) == {"a": 1, "b": [None, 2.5]}
-    assert plain(book) == {"title": "T", "published": "2024-05-06T07:08:09Z", "tags": ["x"]}
-    assert plain(Author("N", [book])) == {"name": "N", "books": [plain(book)]}
-    assert plain(Shop(name="S", opened=date(2024, 1, 2))) == {"name": "S", "opened": "2024-01-02"}
-    assert plain(Price(Decimal("9.50"))) == {"amount": "9.50", "currency": "EUR"}
-    assert plain({"shop": Shop(name="S", opened=date(2024, 1, 2)), "price": Price(Decimal(1))})["shop"]["name"] == "S"
+    assert to_json_values({"a": 1, "b": [None, 2.5]}) == {"a": 1, "b": [None, 2.5]}
+    assert to_json_values(book) == {"title": "T", "published": "2024-05-06T07:08:09Z", "tags": ["x"]}
+    assert to_json_values(Author("N", [book])) == {"name": "N", "books": [to_json_values(book)]}
+    assert to_json_values(Shop(name="S", opened=date(2024, 1, 2))) == {"name": "S", "opened": "2024-01-02"}
+    assert to_json_values(Price(Decimal("9.50"))) == {"amount": "9.50", "currency": "EUR"}
+    assert (
+        to_json_values({"shop": Shop(name="S", opened=date(2024, 1, 2)), "price": Price(Decimal(1))})["shop"]["name"]
+        == "S"
+    )
 
 
 @pytest.mark.parametrize("item", [1, "text", ["list"], object(), Book, None, b"x"])
 def test_what_is_no_item_is_refused_by_its_type(item: Any) -> None:
     with pytest.raises(ExtractError, match=type(item).__name__):
-        plain(item)
+        to_json_values(item)
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 1, "\ud800", [[object()]], {"deep": {1, object()}}])
 def test_a_value_that_json_cannot_hold_is_refused_by_its_field(value: Any) -> None:
     with pytest.raises(ExtractError, match="field 'bad'"):
-        plain({"good": 1, "bad": value})
+        to_json_values({"good": 1, "bad": value})
 
 
 def test_a_selection_left_in_an_item_is_told_apart() -> None:
     with pytest.raises(ExtractError, match=r"\.get\(\)"):
-        plain({"title": Selection(["x"])})
+        to_json_values({"title": Selection(["x"])})
 
 
 def test_an_item_within_itself_is_refused() -> None:
     item: dict[str, Any] = {}
     item["self"] = item
     with pytest.raises(ExtractError):
-        plain(item)
+        to_json_values(item)
 
 
 json_values = st.recursive(
@@ -90,11 +93,11 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.text(), json_values, max_size=4))
 def test_json_values_come_back_as_they_are(item: dict[str, Any]) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(plain(item))) == item
+    assert msgspec.json.decode(msgspec.json.encode(to_json_values(item))) == item
 
 
 def test_a_request_gets_its_normal_url_and_plain_values() -> None:
-    made = sound(
+    made = checked_request(
         Request("HTTP://Example.com:80/a/../b#c", meta={"when": WHEN, "tags": {"a"}}, priority=-3, body=b"\xff")
     )
     assert made == Request(
@@ -105,7 +108,7 @@ def test_a_request_gets_its_normal_url_and_plain_values() -> None:
 @pytest.mark.parametrize("url", ["", "/relative", "ftp://x/", "http://u:p@x/", None, 5])
 def test_a_request_without_a_url_to_follow_is_refused(url: Any) -> None:
     with pytest.raises(ExtractError, match="is not a URL to follow"):
-        sound(Request(url))
+        checked_request(Request(url))
 
 
 @pytest.mark.parametrize(
@@ -124,4 +127,4 @@ def test_a_request_without_a_url_to_follow_is_refused(url: Any) -> None:
 )
 def test_a_request_with_values_that_cannot_be_kept_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ExtractError, match="request for http://x/"):
-        sound(Request("http://x/", **values))
+        checked_request(Request("http://x/", **values))

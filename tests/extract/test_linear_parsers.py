@@ -62,7 +62,7 @@ def member(text: str) -> None:
 def urls(text: str) -> None:
     traps.has_far_date(f"/{text}", year=2026, settings=build({}))
     links.resolve(URL, text)
-    links.LinkMemo().resolve(URL, [text])
+    links.LinkCache().resolve(URL, [text])
     links.encode_query(text, "gbk")
 
 
@@ -82,7 +82,7 @@ PARSERS: dict[str, tuple[Callable[[str], object], str]] = {
     "srcset": (links.parse_srcset, "a|,| |1x|(|)|.|1|e"),
     "times": (lambda text: (dates.w3c_time(text), dates.http_time(text)), "2026|-|:|1| |T|,|Mon"),
     "sniffing": (lambda text: mime.computed_type(text.encode()), "<|!--| |\0|B\x82|webm|ftyp"),
-    "XHTML": (lambda text: page.spelled_out(text), "<a|/|>| |'|\"|="),
+    "XHTML": (lambda text: page.expand_self_closing(text), "<a|/|>| |'|\"|="),
     "sitemaps": (
         lambda text: sitemap.parse(f"<rss><item>{text}".encode(), URL),
         "<link|<loc>|a|=| |'|\"|>|</|<!--|<![CDATA[|]]>|<!DOCTYPE [|&#1|<?",

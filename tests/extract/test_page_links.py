@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gossamer import urls
 from gossamer.errors import ExtractError
 from gossamer.extract import links as module
-from gossamer.extract.links import LinkMemo, encode_query, parse_refresh, parse_srcset, resolve
+from gossamer.extract.links import LinkCache, encode_query, parse_refresh, parse_srcset, resolve
 from gossamer.extract.page import Page
 from gossamer.model import Request, Response
 
@@ -15,11 +15,11 @@ URL = "http://a.example/dir/page.html?q=1"
 
 
 def page(
-    html: str | bytes, *, url: str = URL, charset: str = "utf-8", memo: LinkMemo | None = None, **headers: str
+    html: str | bytes, *, url: str = URL, charset: str = "utf-8", link_cache: LinkCache | None = None, **headers: str
 ) -> Page:
     given = (("content-type", f"text/html; charset={charset}"), *((k.replace("_", "-"), v) for k, v in headers.items()))
     body = html if isinstance(html, bytes) else html.encode(charset)
-    return Page(Response(url=url, status=200, headers=given, body=body), Request(url=url), memo=memo)
+    return Page(Response(url=url, status=200, headers=given, body=body), Request(url=url), link_cache=link_cache)
 
 
 def test_links_of_all_kinds_are_found_in_order_and_once() -> None:
@@ -191,28 +191,30 @@ def test_what_the_encoding_lacks_becomes_a_character_reference() -> None:
 
 
 def test_a_shared_memo_is_filled_by_one_page_and_used_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    memo = LinkMemo()
-    first = page("<a href=/x#top>x</a>", memo=memo).links()
-    assert len(memo) == 1
+    link_cache = LinkCache()
+    first = page("<a href=/x#top>x</a>", link_cache=link_cache).links()
+    assert len(link_cache) == 1
     monkeypatch.delattr(module, "resolve")
-    assert page("<a href=/x#top>x</a>", memo=memo).links() == first
+    assert page("<a href=/x#top>x</a>", link_cache=link_cache).links() == first
 
 
 def test_plain_links_of_the_page_s_own_host_are_put_together_without_the_memo() -> None:
-    memo = LinkMemo()
-    found = page("<a href=/x>1</a><a href=y?z=%20>2</a><a href=http://a.example/~w>3</a>", memo=memo).links()
+    link_cache = LinkCache()
+    found = page(
+        "<a href=/x>1</a><a href=y?z=%20>2</a><a href=http://a.example/~w>3</a>", link_cache=link_cache
+    ).links()
     assert found == ["http://a.example/x", "http://a.example/dir/y?z=%20", "http://a.example/~w"]
-    assert len(memo) == 0
+    assert len(link_cache) == 0
 
 
 def test_a_shared_memo_gives_the_same_links_as_none() -> None:
-    memo = LinkMemo(8)
+    link_cache = LinkCache(8)
     for folder in ("x", "y", "x"):
         for number in range(5):
             hrefs = (f"/top{number}", f"rel{number}", f"http://b.example/{number}", "//c/")
             html = "".join(f"<a href={href}>x</a>" for href in hrefs)
             url = f"https://a.example/{folder}/"
-            assert page(html, url=url, memo=memo).links() == page(html, url=url).links()
+            assert page(html, url=url, link_cache=link_cache).links() == page(html, url=url).links()
 
 
 @given(
@@ -222,11 +224,11 @@ def test_a_shared_memo_gives_the_same_links_as_none() -> None:
     )
 )
 def test_memo_stays_within_its_size_and_never_changes_an_answer(asked: list[tuple[str, str]]) -> None:
-    memo = LinkMemo(6)
+    link_cache = LinkCache(6)
     for base, reference in asked:
         asked_for = f"{reference}#"
-        assert memo.resolve(base, [asked_for]) == [urls.join(base, asked_for)]
-        assert len(memo) <= 6
+        assert link_cache.resolve(base, [asked_for]) == [urls.join(base, asked_for)]
+        assert len(link_cache) <= 6
 
 
 def test_memo_keeps_what_is_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,16 +239,16 @@ def test_memo_keeps_what_is_asked_for_again_and_again(monkeypatch: pytest.Monkey
         return urls.join(base, reference)
 
     monkeypatch.setattr(module, "resolve", counted)
-    memo = LinkMemo(20)
+    link_cache = LinkCache(20)
     for number in range(200):
-        memo.resolve("http://a/", ["/menu#", f"/{number}#"])
+        link_cache.resolve("http://a/", ["/menu#", f"/{number}#"])
     assert asked.count("/menu#") == 1
 
 
 def test_a_huge_href_is_not_kept() -> None:
-    memo = LinkMemo()
-    memo.resolve("http://a/", ["/#" + "x" * 1_000_000])
-    assert len(memo) == 0
+    link_cache = LinkCache()
+    link_cache.resolve("http://a/", ["/#" + "x" * 1_000_000])
+    assert len(link_cache) == 0
 
 
 PARTS = """
@@ -277,7 +279,7 @@ bases = st.sampled_from(
 @example("http://a.example/x/", ["mailto:a", "h:b", "b?c:d"])
 def test_links_together_resolve_as_each_does_alone(base: str, several: list[str]) -> None:
     normal = urls.resolve(base, "") or base
-    assert LinkMemo().resolve(normal, several) == [urls.join(normal, reference) for reference in several]
+    assert LinkCache().resolve(normal, several) == [urls.join(normal, reference) for reference in several]
 
 
 @given(bases, references)
@@ -297,7 +299,7 @@ def test_the_short_way_resolves_as_the_url_parser_does(base: str, reference: str
 def test_any_text_resolves_as_the_url_parser_does(base: str, reference: str) -> None:
     normal = urls.resolve(base, "") or base
     assert resolve(normal, reference) == urls.join(normal, reference)
-    assert LinkMemo().resolve(normal, [reference]) == [urls.join(normal, reference)]
+    assert LinkCache().resolve(normal, [reference]) == [urls.join(normal, reference)]
 
 
 @given(references)
@@ -308,7 +310,7 @@ def test_any_text_resolves_as_the_url_parser_does(base: str, reference: str) -> 
 @example("\t?p")
 @example("//c.example/")
 def test_a_memo_filled_by_other_pages_gives_what_this_page_would(reference: str) -> None:
-    memo = LinkMemo()
+    link_cache = LinkCache()
     for base in (
         "http://a.example/x/one.html",
         "http://a.example/x/two.html?q",
@@ -318,7 +320,7 @@ def test_a_memo_filled_by_other_pages_gives_what_this_page_would(reference: str)
         "ftp://a.example/x/",
         "https://u:p@a.example/x/",
     ):
-        assert memo.resolve(base, [reference]) == [urls.join(base, reference)]
+        assert link_cache.resolve(base, [reference]) == [urls.join(base, reference)]
 
 
 def test_refresh_with_endless_digits_is_far_away_not_an_error() -> None:

@@ -20,7 +20,7 @@ import pytest
 from gossamer.lab.simweb.log import fetched, gaps, max_overlap
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
-from gossamer.storage.segments import gather
+from gossamer.storage.segments import current_records
 from gossamer.testing.folder_worker import submit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -85,7 +85,7 @@ class Fleet:
         assert not verdict.missed
         assert min(gaps(log).values()) >= DELAY
         assert max(max_overlap(log).values()) == 1
-        stored = [record.page.url for record in gather(self.output)]
+        stored = [record.page.url for record in current_records(self.output)]
         assert len(stored) == len(set(stored))
         assert set(stored) >= reachable
         assert sum(fetched(log).values()) - len(fetched(log)) <= repeats

@@ -12,7 +12,7 @@ import pytest
 
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
-from gossamer.storage.segments import gather
+from gossamer.storage.segments import current_records
 from gossamer.testing.folder_worker import submit
 
 JOB = "job"
@@ -49,7 +49,7 @@ def test_workers_that_leave_give_up_every_shard_and_the_job_is_over_for_all(tmp_
             for process in running:
                 process.kill()
                 process.wait()
-        stored = [record.page.url for record in gather(output)]
+        stored = [record.page.url for record in current_records(output)]
         assert sorted(stored) == sorted(web.reachable())
     asked = [sys.executable, "-m", "gossamer", "status", JOB, "--frontier", url.partition("?")[0], "--json"]
     said = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout)

@@ -18,7 +18,7 @@ import pytest
 from gossamer.lab.simweb.log import SimRequest, fetched, gaps, max_overlap
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
-from gossamer.storage.segments import gather
+from gossamer.storage.segments import current_records
 from gossamer.testing.folder_worker import submit
 
 JOB = "job"
@@ -131,7 +131,7 @@ def test_a_fleet_that_was_paused_past_its_leases_finishes_politely(fleet: Fleet,
     assert min(gaps(log).values()) >= DELAY
     assert max(max_overlap(log).values()) == 1
     assert set(fetched(log)) == reachable
-    exported = [record.page.url for record in gather(fleet.output)]
+    exported = [record.page.url for record in current_records(fleet.output)]
     assert len(exported) == len(set(exported))
     assert set(exported) == reachable
     counts = fleet.counts()

@@ -40,7 +40,7 @@ from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
 from gossamer.storage.reader import StoredJob
-from gossamer.storage.request_log import RequestLog, SentRequest, steps, walked
+from gossamer.storage.request_log import RequestLog, SentRequest, logged_requests, requests_to
 
 FOUND_ON = "http://a.example/list"
 SERVERS = {"redis": "redis_server", "postgresql": "postgres_server", "mariadb": "maria_server"}
@@ -88,7 +88,7 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
         name = await crawled(place, job, folder, settings, web.seeds)
         log = web.log()
         async with open_job(name, place) as asked:
-            steps = list(walked(StoredJob.of(folder), urls.host_port(calendar), settings))
+            steps = list(requests_to(StoredJob.of(folder), urls.host_port(calendar), settings))
             wanted = {
                 "done": next(
                     entry.url for entry in log
@@ -109,7 +109,7 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
             for name in {entry.site for entry in log}:
                 site = await asked.site(name)
                 assert site is not None
-                found[name] = site_audit(asked, name, site, list(walked(asked.stored(), name, asked.settings)))
+                found[name] = site_audit(asked, name, site, list(requests_to(asked.stored(), name, asked.settings)))
             return {**found, "log": log}
 
     kinds = ("calendar", "robots-part", "resets")
@@ -392,7 +392,7 @@ def test_without_a_trail_stored_pages_are_listed_and_it_says_so(tmp_path: Path) 
         site = urls.host_port(web.seeds[0])
         settings = Settings(allow_private=True, delay=0.01, trail=False)
         asyncio.run(crawled("", "", tmp_path, settings, web.seeds))
-    found = list(walked(StoredJob.of(tmp_path), site, settings))
+    found = list(requests_to(StoredJob.of(tmp_path), site, settings))
     assert (len(found), {one.step.status for one in found}) == (4, {200})
     about = {"delay": 0.01, "robots": {}}
     audited = site_audit(StoppedJob(tmp_path), site, about, found)
@@ -422,5 +422,8 @@ def test_a_trail_outlives_kills_and_full_disks(tmp_path: Path) -> None:
         await trail.aclose()
 
     asyncio.run(play())
-    assert [(worker, step.at) for worker, step in steps(tmp_path, "http://a.example/")] == [("w/1", 1.0), ("w/1", 3.0)]
-    assert [step.skipped for _, step in steps(tmp_path, "http://b")] == ["robots"]
+    assert [(worker, step.at) for worker, step in logged_requests(tmp_path, "http://a.example/")] == [
+        ("w/1", 1.0),
+        ("w/1", 3.0),
+    ]
+    assert [step.skipped for _, step in logged_requests(tmp_path, "http://b")] == ["robots"]

@@ -34,7 +34,7 @@ from gossamer.extract import sitemap
 from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.encoding import decode as decode_text
 from gossamer.extract.encoding import detect
-from gossamer.extract.links import LinkMemo, parse_link, parse_refresh, parse_srcset
+from gossamer.extract.links import LinkCache, parse_link, parse_refresh, parse_srcset
 from gossamer.extract.mime import computed_type
 from gossamer.extract.text import main_text
 from gossamer.frontier import policy
@@ -412,7 +412,7 @@ def url(chance: random.Random) -> Parse:
     def read(text: str) -> None:
         found = urls.join(base, text)
         urls.normal(text)
-        LinkMemo().resolve(base, [text])
+        LinkCache().resolve(base, [text])
         if found is not None:
             urls.clean_query(found)
             urls.key_of(b"s" * 16, found)

@@ -14,7 +14,7 @@ from gossamer.engine.scope import Scope
 from gossamer.engine.traps import has_far_date, prefix_of
 from gossamer.errors import ExtractError, Forbidden
 from gossamer.extract.encoding import NAMES
-from gossamer.extract.links import LinkMemo, encode_query, resolve
+from gossamer.extract.links import LinkCache, encode_query, resolve
 from gossamer.extract.page import Page
 from gossamer.extract.text import MAX_TITLE, main_text
 from gossamer.model import Request, Response
@@ -233,7 +233,7 @@ def test_a_url_has_one_normal_form(first: str, second: str) -> None:
         assert urls.normal(url) == url
         clean = urls.clean_query(url)
         assert urls.clean_query(clean) == clean
-        assert urls.join(url, second) == resolve(url, second) == LinkMemo().resolve(url, [second])[0]
+        assert urls.join(url, second) == resolve(url, second) == LinkCache().resolve(url, [second])[0]
         assert url.startswith(urls.origin(url))
         assert urls.registered_domain(urls.host_port(url))
         assert isinstance(prefix_of(urls.path_query(url)), str)

@@ -23,7 +23,7 @@ from gossamer.service.statistics import STEP_COUNTS, JobCounters, RingBuffer, Ti
 from gossamer.settings import Settings
 from gossamer.storage.query import Search, versions_of
 from gossamer.storage.reader import StoredJob
-from gossamer.storage.request_log import RequestLog, Sent, SentRequest, Tail
+from gossamer.storage.request_log import LogTail, RequestLog, Sent, SentRequest
 
 NOW = 1_700_000_000.0
 
@@ -136,17 +136,17 @@ def test_request_log_tail_returns_complete_lines_once(tmp_path: Path) -> None:
         await trail.flush()
 
     first, second = RequestLog(tmp_path, "one"), RequestLog(tmp_path, "two")
-    tail = Tail(tmp_path)
-    assert tail.look() == []
+    tail = LogTail(tmp_path)
+    assert tail.read_new() == []
     asyncio.run(write(first, SentRequest(url="http://a/1", at=2.0), SentRequest(url="http://a/2", at=4.0)))
     asyncio.run(write(second, SentRequest(url="http://b/1", at=3.0)))
-    assert [one.step.url for one in tail.look()] == ["http://a/1", "http://b/1", "http://a/2"]
+    assert [one.step.url for one in tail.read_new()] == ["http://a/1", "http://b/1", "http://a/2"]
     with (tmp_path / "trail" / "one.jsonl").open("ab") as file:
         file.write(b'{"url":"http://a/3","at":5.0')
-    assert tail.look() == []
+    assert tail.read_new() == []
     with (tmp_path / "trail" / "one.jsonl").open("ab") as file:
         file.write(b'}\nbroken\n{"url":"http://a/4","at":6.0}\n')
-    assert [one.step.url for one in tail.look()] == ["http://a/3", "http://a/4"]
+    assert [one.step.url for one in tail.read_new()] == ["http://a/3", "http://a/4"]
     asyncio.run(first.aclose())
     asyncio.run(second.aclose())
 

@@ -15,11 +15,11 @@ def test_of_each_key_the_first_record_with_the_highest_token_counts(held: int, m
     chance = random.Random(7)
     told = [(chance.randrange(500) << chance.choice((0, 54)), chance.randrange(1 << 63)) for _ in range(3000)]
     told += chance.choices(told, k=1000)
-    words = query.LastWords()
+    words = query.CurrentRecords()
     expected: dict[Any, Any] = {}
     for number, (key, token) in enumerate(told):
         words.add(key, token)
         if key not in expected or token > told[expected[key]][1]:
             expected[key] = number
-    counts = words.settled()
+    counts = words.flags()
     assert [number for number, is_last in enumerate(counts) if is_last] == sorted(expected.values())

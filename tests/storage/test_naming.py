@@ -24,7 +24,7 @@ from gossamer.model import Outcome, PageRow, Record, Request
 from gossamer.settings import Settings, build
 from gossamer.storage.jsonl import JsonlSink
 from gossamer.storage.registry import check_sinks, fleet_sinks, keeps_pages, open_sinks
-from gossamer.storage.segments import SegmentSink, gather
+from gossamer.storage.segments import SegmentSink, current_records
 from gossamer.storage.warc.sink import WarcSink
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "write-a-sink.md"
@@ -241,7 +241,7 @@ def test_a_worker_of_a_fleet_writes_only_to_the_sinks_that_have_not_yet(tmp_path
 
     asyncio.run(run())
     (segment,) = (tmp_path / "segments").iterdir()
-    assert len(segment.read_text().splitlines()) == len(list(gather(tmp_path))) == 1
+    assert len(segment.read_text().splitlines()) == len(list(current_records(tmp_path))) == 1
 
 
 def test_files_of_an_earlier_version_are_gone_on_with(tmp_path: Path) -> None:

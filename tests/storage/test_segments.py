@@ -13,7 +13,7 @@ from gossamer.jobs.results_folder import is_results, mark
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
 from gossamer.storage import files
-from gossamer.storage.segments import SegmentSink, gather
+from gossamer.storage.segments import SegmentSink, current_records
 
 
 def record(key: int, token: int, title: str = "", status: int = 200) -> Record:
@@ -34,7 +34,7 @@ def write(folder: Path, worker: str, *records: Record) -> None:
 def test_of_several_records_of_a_page_the_highest_token_counts(tmp_path: Path) -> None:
     write(tmp_path, "one", record(1, 10), record(2, 11), record(3, 12))
     write(tmp_path, "two", record(2, 9, "late"), record(1, 20, "again"))
-    found = {each.key: each for each in gather(tmp_path)}
+    found = {each.key: each for each in current_records(tmp_path)}
     assert {key: each.token for key, each in found.items()} == {1: 20, 2: 11, 3: 12}
     assert (found[1].page.title, found[1].items) == ("again", ({"n": 20},))
 
@@ -44,9 +44,9 @@ def test_a_visit_that_found_no_change_leaves_the_page_and_its_items(tmp_path: Pa
     write(
         tmp_path, "two", record(1, 10, "old"), record(1, 20, "new"), record(2, 7, status=404), record(3, 1, status=304)
     )
-    found = {each.key: (each.page.title, each.page.status, each.items) for each in gather(tmp_path)}
+    found = {each.key: (each.page.title, each.page.status, each.items) for each in current_records(tmp_path)}
     assert found == {1: ("new", 200, ({"n": 20},)), 2: ("", 404, ({"n": 7},)), 3: ("", 304, ())}
-    assert len(list(gather(tmp_path, all_visits=True))) == 7
+    assert len(list(current_records(tmp_path, all_visits=True))) == 7
 
 
 def test_what_is_written_while_segments_are_read_is_left_for_the_next_time(tmp_path: Path) -> None:
@@ -54,12 +54,12 @@ def test_what_is_written_while_segments_are_read_is_left_for_the_next_time(tmp_p
         first, second = SegmentSink(tmp_path, "one"), SegmentSink(tmp_path, "two")
         await first.write([record(1, 10), record(2, 11)])
         await second.write([record(3, 12), record(4, 13)])
-        reading = gather(tmp_path)
+        reading = current_records(tmp_path)
         found = [next(reading)]
         await first.write([record(5, 14), record(3, 15)])
         found += reading
         assert [(each.key, each.token) for each in found] == [(1, 10), (2, 11), (3, 12), (4, 13)]
-        assert {each.key: each.token for each in gather(tmp_path)} == {1: 10, 2: 11, 3: 15, 4: 13, 5: 14}
+        assert {each.key: each.token for each in current_records(tmp_path)} == {1: 10, 2: 11, 3: 15, 4: 13, 5: 14}
         await first.aclose()
         await second.aclose()
 
@@ -100,21 +100,21 @@ def test_what_was_written_in_part_is_cut_off_before_something_shorter_follows(
         await sink.aclose()
 
     asyncio.run(run())
-    assert [each.key for each in gather(tmp_path)] == [2]
+    assert [each.key for each in current_records(tmp_path)] == [2]
     (path,) = (tmp_path / "segments").iterdir()
     assert path.read_bytes().endswith(b"\n")
 
 
 def test_a_commit_that_was_repeated_leaves_one_record(tmp_path: Path) -> None:
     write(tmp_path, "one", record(1, 10, "first"), record(1, 10, "second"))
-    assert [each.page.title for each in gather(tmp_path)] == ["first"]
+    assert [each.page.title for each in current_records(tmp_path)] == ["first"]
 
 
 def test_every_start_has_a_file_of_its_own(tmp_path: Path) -> None:
     for token in (5, 6, 7):
         write(tmp_path, "one", record(token, token))
     assert len(list((tmp_path / "segments").iterdir())) == 3
-    assert sorted(each.key for each in gather(tmp_path)) == [5, 6, 7]
+    assert sorted(each.key for each in current_records(tmp_path)) == [5, 6, 7]
 
 
 def test_the_line_in_which_a_worker_died_is_passed_over(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_line_in_which_a_worker_died_is_passed_over(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for cut in range(len(whole.splitlines(True)[0]), len(whole)):
         path.write_bytes(whole[:cut])
-        assert [each.key for each in gather(tmp_path)] == [1]
+        assert [each.key for each in current_records(tmp_path)] == [1]
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EROFS, errno.ENOTCONN, errno.ENOSPC])
@@ -148,14 +148,14 @@ def test_f49_a_folder_that_fails_for_a_while_costs_no_record(
         await sink.aclose()
 
     asyncio.run(run())
-    assert [each.key for each in gather(tmp_path)] == [1, 2]
+    assert [each.key for each in current_records(tmp_path)] == [1, 2]
     assert len(list((tmp_path / "segments").iterdir())) == (1 if code == errno.ENOSPC else 2)
 
 
 def test_f49_segments_are_not_begun_where_their_folder_is_not_mounted(tmp_path: Path) -> None:
     async def run() -> None:
         sink = SegmentSink(tmp_path / "mount", "one")
-        sink._let_go()
+        sink._close()
         (tmp_path / "mount").rename(tmp_path / "away")
         (tmp_path / "mount").mkdir()
         with pytest.raises(SinkFull, match="No such file"):
@@ -166,7 +166,7 @@ def test_f49_segments_are_not_begun_where_their_folder_is_not_mounted(tmp_path: 
         await sink.aclose()
 
     asyncio.run(run())
-    assert [each.key for each in gather(tmp_path / "mount")] == [1]
+    assert [each.key for each in current_records(tmp_path / "mount")] == [1]
 
 
 def test_segments_are_not_begun_in_an_empty_mount_point_that_looks_like_the_folder(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_segments_are_not_begun_in_an_empty_mount_point_that_looks_like_the_fold
         mount = tmp_path / "mount"
         sink = SegmentSink(mount, "one", is_there=lambda: is_results(mount, settings))
         await sink.write([record(1, 10)])
-        sink._let_go()
+        sink._close()
         mount.rename(tmp_path / "away")
         (mount / "segments").mkdir(parents=True)
         with pytest.raises(SinkFull, match="no longer the job's results folder"):
@@ -190,7 +190,7 @@ def test_segments_are_not_begun_in_an_empty_mount_point_that_looks_like_the_fold
         await sink.aclose()
 
     asyncio.run(run())
-    assert [each.key for each in gather(tmp_path / "mount")] == [1, 2]
+    assert [each.key for each in current_records(tmp_path / "mount")] == [1, 2]
 
 
 def test_nothing_is_written_to_a_file_that_was_deleted(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_nothing_is_written_to_a_file_that_was_deleted(tmp_path: Path) -> None:
         await sink.aclose()
 
     asyncio.run(run())
-    assert [each.key for each in gather(tmp_path)] == [2]
+    assert [each.key for each in current_records(tmp_path)] == [2]
 
 
 def test_one_marker_wins_and_is_kept(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (path,) = (tmp_path / "segments").iterdir()
     path.write_bytes(path.read_bytes() + b"nonsense\n")
     with pytest.raises(SinkError, match=r"one-0\.jsonl, line 2"):
-        list(gather(tmp_path))
+        list(current_records(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "a b\n*", "é"])
@@ -227,4 +227,4 @@ def test_the_name_of_a_worker_cannot_lead_out_of_the_folder(tmp_path: Path, name
     write(folder, name, record(1, 10))
     assert len(list((folder / "segments").iterdir())) == 1
     assert list(tmp_path.iterdir()) == [folder]
-    assert len(list(gather(folder))) == 1
+    assert len(list(current_records(folder))) == 1

@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from gossamer.storage.request_log import FOLDER, RequestLog, SentRequest, Tail, dropped_until, parts, steps
+from gossamer.storage.request_log import FOLDER, LogTail, RequestLog, SentRequest, dropped_until, logged_requests, parts
 
 MOST_BYTES = 16_000
 
@@ -23,7 +23,7 @@ def leave(folder: Path, worker: str, first: int, count: int, *, most_bytes: int 
 
 
 def numbers(folder: Path, worker: str) -> list[int]:
-    return [int(step.url[-6:]) for name, step in steps(folder, "http://a.test/") if name == worker]
+    return [int(step.url[-6:]) for name, step in logged_requests(folder, "http://a.test/") if name == worker]
 
 
 def test_a_trail_stays_below_its_limit_and_keeps_the_newest_lines(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_a_worker_whose_file_was_dropped_begins_another(tmp_path: Path) -> None:
 
 
 def test_the_service_reads_on_from_part_to_part(tmp_path: Path) -> None:
-    tail, seen = Tail(tmp_path), []
+    tail, seen = LogTail(tmp_path), []
     for run in range(20):
         leave(tmp_path, "w", run * 50, 50)
-        seen += [(sent.worker, int(sent.step.url[-6:])) for sent in tail.look()]
+        seen += [(sent.worker, int(sent.step.url[-6:])) for sent in tail.read_new()]
     assert seen == [("w", number) for number in range(1000)]
     assert len(parts(tmp_path)) < 20

@@ -24,7 +24,7 @@ from gossamer.storage.base import Opening
 from gossamer.storage.registry import finish_archives
 from gossamer.storage.warc.index import keys, scan, surt
 from gossamer.storage.warc.records import digest_of_hex, payload_digest
-from gossamer.storage.warc.sink import Placed, Press, WarcSink, finish_left, open_warc
+from gossamer.storage.warc.sink import RecordLocation, VisitEncoder, WarcSink, finish_abandoned, open_warc
 from gossamer.testing.sink_writer import visit
 
 URL = "http://www.site.example/a?b=1"
@@ -229,7 +229,7 @@ def test_nothing_of_a_url_or_header_begins_a_record(tmp_path: Path) -> None:
 
 
 def test_files_are_rotated_and_each_place_is_told(tmp_path: Path) -> None:
-    async def run() -> dict[tuple[int, int], Placed]:
+    async def run() -> dict[tuple[int, int], RecordLocation]:
         sink, placed = open_sink(tmp_path, max_bytes=3_000), {}
         for number in range(10):
             await sink.write([record(number, body=os.urandom(1_000), url=f"http://e.example/{number}")])
@@ -273,7 +273,7 @@ def test_a_file_that_a_living_worker_writes_is_not_finished_by_another(tmp_path:
         sink = open_warc(opening)
         await sink.write([record(1)])
         (path,) = (tmp_path / "archive").glob("*.warc.gz.open")
-        finish_left(path)
+        finish_abandoned(path)
         assert path.exists()
         other = open_warc(opening)
         await other.write([record(2)])
@@ -411,7 +411,7 @@ def test_a_body_that_was_cut_is_neither_stored_by_reference_nor_referred_to() ->
         page = msgspec.structs.replace(record.page, cut=cut or msgspec.UNSET, digest="")
         return msgspec.structs.replace(record, page=page, body=b"the same")
 
-    press = Press()
+    press = VisitEncoder()
     parts = [
         one(0, "disconnect:?"),
         one(1, "disconnect:?"),

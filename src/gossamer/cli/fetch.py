@@ -31,7 +31,7 @@ from gossamer.engine.robots_txt import product_token
 from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects, advice_for_error, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
-from gossamer.extract.text import LEAST_SHARE
+from gossamer.extract.text import MIN_MAIN_SHARE
 from gossamer.jobs.signals import leaving
 from gossamer.jobs.worker import jar_of, middlewares, subresource_robots_of
 from gossamer.logs import plain
@@ -198,7 +198,7 @@ async def _page_or_advice(look: PageFetcher, url: str, told: Callable[[Response]
 
 def _print_main_part(page: Page, *, quiet: bool) -> None:
     _print_lines(page.markdown.split("\n"))
-    if page.main_share < LEAST_SHARE and not quiet:
+    if page.main_share < MIN_MAIN_SHARE and not quiet:
         say(f"note: the main part is {page.main_share:.0%} of the visible text; --whole prints all of it")
 
 

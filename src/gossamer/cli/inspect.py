@@ -34,7 +34,7 @@ from gossamer.logs import plain
 from gossamer.model import Finding
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
-from gossamer.storage.request_log import dropped_until, walked
+from gossamer.storage.request_log import dropped_until, requests_to
 
 _LABEL, _MOST_ATTEMPTS = 9, 30
 _STATES = {
@@ -271,7 +271,7 @@ async def _ask_audit(host: str, name: str, frontier: str, span: tuple[float, flo
         if site is None:
             hint = f"list its sites with: gossamer status {job.name}"
             raise ConfigError(f"job {job.name!r} has no site {name}", hint=hint)
-        steps = [one for one in walked(job.stored(), name, job.settings) if span[0] <= one.step.at < span[1]]
+        steps = [one for one in requests_to(job.stored(), name, job.settings) if span[0] <= one.step.at < span[1]]
         dropped = dropped_until(job.folder)
         return {**site_audit(job, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
 

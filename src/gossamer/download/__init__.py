@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.download.base import Downloader, Locates, Remembers
+from gossamer.download.base import AddressLookup, Downloader, LearnsSites
 from gossamer.download.client import HttpDownloader
 from gossamer.download.dns import NameResolver
 from gossamer.download.tls import RecordingDownloader, SiteDownloaders, without_credentials
@@ -13,10 +13,10 @@ from gossamer.errors import ConfigError
 from gossamer.settings import Settings
 
 __all__ = [
+    "AddressLookup",
     "Downloader",
     "HttpDownloader",
-    "Locates",
-    "Remembers",
+    "LearnsSites",
     "open_downloader",
 ]
 

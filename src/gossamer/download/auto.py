@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.download.browser import BrowserDownloader, is_shown
+from gossamer.download.browser import BrowserDownloader, is_renderable
 from gossamer.download.dns import NameResolver
 from gossamer.errors import RenderFailed, TooLarge
 from gossamer.model import Request, Response
@@ -19,10 +19,10 @@ from gossamer.urls import host_port
 
 MEMO = "browser"
 """Key of the decision in the site state: the choice, the reason, and the time."""
-AGREE = 2
+AGREEING_PAGES = 2
 """Number of agreeing pages that decide for their site."""
-GOOD_SECONDS = 30 * 86_400.0
-LOOK_AGAIN_PAGES = 100
+DECISION_SECONDS = 30 * 86_400.0
+RECHECK_PAGES = 100
 MAX_SITES = 50_000
 MEASURED_CHARACTERS = 1 << 20
 _HREF = re.compile(r"""\bhref\s{0,9}=\s{0,9}("[^"]{1,2048}"|'[^']{1,2048}'|[^\s"'>]{1,2048})""", re.IGNORECASE)
@@ -58,10 +58,10 @@ class AutoDownloader(BrowserDownloader):
         if choice.use == "browser":
             return await super().fetch(request)
         document = await self._http.fetch(request)
-        if not is_shown(request, document):
+        if not is_renderable(request, document):
             return document
         choice.pages += 1
-        if choice.use == "http" and choice.pages % LOOK_AGAIN_PAGES:
+        if choice.use == "http" and choice.pages % RECHECK_PAGES:
             return document
         return await self._compare(choice, request, document)
 
@@ -70,7 +70,7 @@ class AutoDownloader(BrowserDownloader):
         known, choice = memo.get(MEMO), self._choice(site)
         if isinstance(known, dict) and known.get("use") in ("http", "browser"):
             at = float(known.get("at", 0.0))
-            if at > choice.at and at + GOOD_SECONDS > self._clock.epoch():
+            if at > choice.at and at + DECISION_SECONDS > self._clock.epoch():
                 choice.use, choice.why, choice.at = known["use"], str(known.get("why", "")), at
 
     def learned(self, site: str) -> dict[str, Any] | None:
@@ -83,7 +83,7 @@ class AutoDownloader(BrowserDownloader):
 
     def _choice(self, site: str) -> Choice:
         choice = self._choices.pop(site, None)
-        if choice is None or (choice.use and choice.at + GOOD_SECONDS < self._clock.epoch()):
+        if choice is None or (choice.use and choice.at + DECISION_SECONDS < self._clock.epoch()):
             choice = Choice()
         self._choices[site] = choice
         if len(self._choices) > MAX_SITES:
@@ -95,7 +95,7 @@ class AutoDownloader(BrowserDownloader):
             self._vote(choice, "http", "no scripts")
             return document
         try:
-            shown = await self.show(request, document)
+            shown = await self.render(request, document)
         except (RenderFailed, TooLarge) as error:
             self._vote(choice, "http", f"the browser fails: {error}")
             return document
@@ -109,7 +109,7 @@ class AutoDownloader(BrowserDownloader):
             # One page in a hundred disagrees: compare the next pages too.
             choice.use, choice.votes = None, {}
         choice.votes = {**choice.votes, use: choice.votes.get(use, 0) + 1}
-        if choice.votes[use] >= AGREE:
+        if choice.votes[use] >= AGREEING_PAGES:
             choice.use, choice.why, choice.at = use, why, self._clock.epoch()
             choice.votes, choice.is_new = {}, True
 

@@ -32,7 +32,7 @@ class Downloader(Protocol):
 
 
 @runtime_checkable
-class Locates(Protocol):
+class AddressLookup(Protocol):
     """A downloader that can look up the address a request will connect to."""
 
     async def address_of(self, request: Request) -> str:
@@ -45,7 +45,7 @@ Permit = Callable[[str, Callable[[Request], Awaitable[Response]]], Awaitable[boo
 
 
 @runtime_checkable
-class Remembers(Protocol):
+class LearnsSites(Protocol):
     """A downloader that learns about sites; the site state carries what it learned to all workers."""
 
     def recall(self, site: str, memo: Mapping[str, Any]) -> None:

@@ -26,25 +26,34 @@ from gossamer.urls import host, host_port, join, origin
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, CDPSession, Page, Route
-    from playwright.async_api import Request as Wanted
+    from playwright.async_api import Request as PageRequest
 
 
 AT_ONCE = 6
 MAX_HOPS = 5
-SHELF_BYTES = 64 * MIB
+CACHE_BYTES = 64 * MIB
 FRESH_SECONDS, LONGEST_FRESH_SECONDS = 300.0, 3600.0
 ALWAYS = frozenset(("script", "stylesheet", "xhr", "fetch"))
 CHOICES = frozenset(("image", "font", "media"))
 METHODS = frozenset(("GET", "HEAD", "POST"))
 # Headers that the browser sets for itself and that our client sets better.
-_NOT_SENT = ("user-agent", "accept-encoding", "host", "connection", "content-length", "sec-", "proxy-", "upgrade")
+_BROWSER_HEADERS = (
+    "user-agent",
+    "accept-encoding",
+    "host",
+    "connection",
+    "content-length",
+    "sec-",
+    "proxy-",
+    "upgrade",
+)
 _OMITTED = frozenset(("content-encoding", "content-length", "transfer-encoding", "connection", "keep-alive", "alt-svc"))
 
 
 class LoadCache:
     """A bounded cache of scripts and style sheets, so that the pages of a site share one download."""
 
-    def __init__(self, clock: Clock, max_bytes: int = SHELF_BYTES) -> None:
+    def __init__(self, clock: Clock, max_bytes: int = CACHE_BYTES) -> None:
         self._clock, self._max_bytes = clock, max_bytes
         self._kept: OrderedDict[tuple[str, str], tuple[float, Response]] = OrderedDict()
         self._bytes = 0
@@ -82,13 +91,13 @@ class PageLoads:
         *,
         own: Downloader,
         other: Downloader,
-        shelf: LoadCache,
+        cache: LoadCache,
         settings: Settings,
         clock: Clock,
         permit: Permit | None = None,
     ) -> None:
         self._permit = permit
-        self._document, self._own, self._other, self._shelf, self._clock = document, own, other, shelf, clock
+        self._document, self._own, self._other, self._cache, self._clock = document, own, other, cache, clock
         self._site = host_port(document.url)
         self._types = ALWAYS | (CHOICES & set(settings.browser_loads))
         self._frames = "frame" in settings.browser_loads
@@ -100,7 +109,7 @@ class PageLoads:
         self._under_way = 0
         self._changed = asyncio.Event()
         self.page: Page | None = None
-        self.elsewhere = ""
+        self.navigated_to = ""
         """The URL that the page navigated to next, by script or refresh; empty if it stayed."""
         self.requests = 0
         self.wire_bytes = 0
@@ -129,7 +138,7 @@ class PageLoads:
             self._under_way -= 1
             self._changed.set()
 
-    async def quiet(self, seconds: float) -> None:
+    async def wait_until_quiet(self, seconds: float) -> None:
         """Wait until no request has started or ended for this long."""
         while True:
             self._changed.clear()
@@ -145,42 +154,42 @@ class PageLoads:
         for task in self._tasks:
             task.cancel()
 
-    async def _response(self, wanted: Wanted) -> Response | None:
-        if wanted.is_navigation_request():
-            if self.page is None or wanted.frame != self.page.main_frame:
+    async def _response(self, load: PageRequest) -> Response | None:
+        if load.is_navigation_request():
+            if self.page is None or load.frame != self.page.main_frame:
                 if not self._frames:
                     return None
             elif not self._given:
                 self._given = True
                 return self._document
             else:
-                self.elsewhere = self.elsewhere or wanted.url
+                self.navigated_to = self.navigated_to or load.url
                 return None
-        elif wanted.resource_type not in self._types:
+        elif load.resource_type not in self._types:
             return None
-        if wanted.method not in METHODS or self._left <= 0 or self._left_bytes <= 0:
+        if load.method not in METHODS or self._left <= 0 or self._left_bytes <= 0:
             return None
         self._left -= 1
         self.requests += 1
-        shared = wanted.method == "GET" and wanted.resource_type in ("script", "stylesheet")
-        if shared and (known := self._shelf.get(self._site, wanted.url)) is not None:
+        shared = load.method == "GET" and load.resource_type in ("script", "stylesheet")
+        if shared and (known := self._cache.get(self._site, load.url)) is not None:
             return known
         async with self._places:
-            task = asyncio.create_task(self._load(wanted))
+            task = asyncio.create_task(self._load(load))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             response = await task
         if shared and response.status == 200:
-            self._shelf.put(self._site, wanted.url, response)
+            self._cache.put(self._site, load.url, response)
         return response
 
-    async def _load(self, wanted: Wanted) -> Response:
+    async def _load(self, load: PageRequest) -> Response:
         """Follow redirects here, since the browser would follow them past our client, and return the last response."""
-        url, method, body = wanted.url.partition("#")[0], wanted.method, wanted.post_data_buffer or b""
+        url, method, body = load.url.partition("#")[0], load.method, load.post_data_buffer or b""
         headers = {
             name: value
-            for name, value in wanted.headers.items()
-            if not name.startswith(_NOT_SENT) and value.isascii() and name != ":"
+            for name, value in load.headers.items()
+            if not name.startswith(_BROWSER_HEADERS) and value.isascii() and name != ":"
         }
         for _ in range(MAX_HOPS + 1):
             is_own = host_port(url) == self._site
@@ -200,7 +209,7 @@ class PageLoads:
             url = target
         if response.status in REDIRECTS:
             raise FetchError("too many redirects")
-        strayed = origin(url) != origin(wanted.url) and wanted.resource_type in ("xhr", "fetch")
+        strayed = origin(url) != origin(load.url) and load.resource_type in ("xhr", "fetch")
         # The browser does not see the redirect, so the CORS check that it would have made is made here.
         if strayed and response.header("access-control-allow-origin") not in ("*", origin(self._document.url)):
             raise FetchError("cross-origin response without Access-Control-Allow-Origin")
@@ -237,7 +246,9 @@ def _fresh_seconds(response: Response) -> float:
     return FRESH_SECONDS
 
 
-def as_shown(document: Response, html: bytes, loads: PageLoads, *, elapsed: float, cookies: Headers = ()) -> Response:
+def rendered_response(
+    document: Response, html: bytes, loads: PageLoads, *, elapsed: float, cookies: Headers = ()
+) -> Response:
     """Return the document with the rendered DOM as its body; status and headers stay the server's."""
     headers = tuple(pair for pair in document.headers if pair[0] not in ("content-type", "set-cookie"))
     kept = tuple(pair for pair in document.headers if pair[0] == "set-cookie")
@@ -253,9 +264,9 @@ def as_shown(document: Response, html: bytes, loads: PageLoads, *, elapsed: floa
 
 QUIET_SECONDS = 0.4
 SCRIPT_SECONDS = 10.0
-SHOT_SECONDS = 15.0
-AGAIN_SECONDS = 1.0
-WIDTH, HEIGHT, MAX_SHOT_HEIGHT = 1280, 1024, 10_000
+SCREENSHOT_SECONDS = 15.0
+RETRY_SECONDS = 1.0
+WIDTH, HEIGHT, MAX_SCREENSHOT_HEIGHT = 1280, 1024, 10_000
 MAX_TARGET_LENGTH = 8192
 # Runs in an isolated world, where the page cannot have redefined these names.
 _DOM = """(limit => {
@@ -269,7 +280,7 @@ _SCROLL = """(() => {
   window.scrollBy(0, window.innerHeight);
   return window.scrollY > before;
 })()"""
-_LEFT_BEHIND = "local_storage,indexeddb,cache_storage,file_systems,websql,service_workers"
+_CLEARED_STORAGE = "local_storage,indexeddb,cache_storage,file_systems,websql,service_workers"
 _HEIGHT = "Math.ceil(document.documentElement ? document.documentElement.scrollHeight : 0)"
 log = logging.getLogger("gossamer.browser")
 
@@ -287,14 +298,14 @@ class BrowserDownloader:
         self._http = HttpDownloader(settings, clock, resolver)
         # Headers of the job and its sites may hold credentials: a page's scripts must not send them to other sites.
         self._other = HttpDownloader(msgspec.structs.replace(settings, headers={}, sites={}), clock, resolver)
-        self._shelf = LoadCache(clock)
+        self._cache = LoadCache(clock)
         self.permit: Permit | None = None
         """Called before a page loads a URL; if None, all loads that the settings allow are permitted."""
 
     async def fetch(self, request: Request) -> Response:
         """Return the response to one request, with the DOM as its body after the page's scripts ran."""
         document = await self._http.fetch(_unconditional(request))
-        return await self.show(request, document) if is_shown(request, document) else document
+        return await self.render(request, document) if is_renderable(request, document) else document
 
     async def address_of(self, request: Request) -> str:
         """Return the address that the document will come from."""
@@ -305,7 +316,7 @@ class BrowserDownloader:
         await self._other.aclose()
         await self.browsers.aclose()
 
-    async def show(self, request: Request, document: Response) -> Response:
+    async def render(self, request: Request, document: Response) -> Response:
         """Render a document; time spent waiting for a tab does not count against the limit."""
         from playwright.async_api import Error
 
@@ -318,40 +329,40 @@ class BrowserDownloader:
                 async with self.browsers.context() as context, limit:
                     began = self._clock.monotonic()
                     limit.reschedule(asyncio.get_running_loop().time() + left)
-                    return await self._shown(context, request, document)
+                    return await self._render(context, request, document)
             except TimeoutError:
                 break
             except Error as error:
                 why = str(error).partition("\n")[0]
                 left -= self._clock.monotonic() - began
-                if left < AGAIN_SECONDS:
+                if left < RETRY_SECONDS:
                     break
         raise RenderFailed(why or f"scripts did not finish within {seconds:.3g} s")
 
-    async def _shown(self, context: BrowserContext, request: Request, document: Response) -> Response:
+    async def _render(self, context: BrowserContext, request: Request, document: Response) -> Response:
         began = self._clock.monotonic()
         loads = PageLoads(
             document,
             own=self._http,
             other=self._other,
-            shelf=self._shelf,
+            cache=self._cache,
             settings=self._settings,
             clock=self._clock,
             permit=self.permit,
         )
         try:
-            sent = _sent_cookies(request)
+            sent = _request_cookies(request)
             page, session = await self._clean_page(context, document.url, sent, loads)
             loads.page = page
             world = await self._open(page, session, document.url, loads)
             body = await self._dom(world, loads)
             if self._settings.screenshots:
-                await self._shoot(page, world, document.url)
+                await self._take_screenshot(page, world, document.url)
             cookies = await self._set_cookies(context, document.url, sent) if self._settings.cookies else ()
         finally:
             loads.close()
         elapsed = document.elapsed + self._clock.monotonic() - began
-        return as_shown(document, body, loads, elapsed=elapsed, cookies=cookies)
+        return rendered_response(document, body, loads, elapsed=elapsed, cookies=cookies)
 
     async def _clean_page(
         self, context: BrowserContext, url: str, sent: list[dict[str, str]], loads: PageLoads
@@ -365,7 +376,7 @@ class BrowserDownloader:
         page = await context.new_page()
         page.on("popup", lambda popup: popup.close())
         session = await context.new_cdp_session(page)
-        await session.send("Storage.clearDataForOrigin", {"origin": origin(url), "storageTypes": _LEFT_BEHIND})
+        await session.send("Storage.clearDataForOrigin", {"origin": origin(url), "storageTypes": _CLEARED_STORAGE})
         return page, session
 
     async def _open(self, page: Page, session: CDPSession, url: str, loads: PageLoads) -> JsWorld:
@@ -381,12 +392,12 @@ class BrowserDownloader:
                     )
                 except Error:
                     # The page navigated away before it was complete: use what has loaded.
-                    if not loads.elsewhere:
+                    if not loads.navigated_to:
                         raise
                 if wait not in ("load", "dom", "idle"):
                     await page.wait_for_selector(f"css={wait}", state="attached", timeout=0)
                 elif wait == "idle":
-                    await self._rest(await JsWorld.enter(session), loads)
+                    await self._wait_until_idle(await JsWorld.enter(session), loads)
         except TimeoutError:
             pass
         world = await JsWorld.enter(session)
@@ -395,17 +406,17 @@ class BrowserDownloader:
                 break
             try:
                 async with asyncio.timeout(self._settings.browser_wait_seconds):
-                    await self._rest(world, loads)
+                    await self._wait_until_idle(world, loads)
             except TimeoutError:
                 pass
         return world
 
-    async def _rest(self, world: JsWorld, loads: PageLoads) -> None:
+    async def _wait_until_idle(self, world: JsWorld, loads: PageLoads) -> None:
         """Wait until nothing is loading and the page's scripts are idle."""
         before = -1
         while before != loads.requests:
             before = loads.requests
-            await loads.quiet(QUIET_SECONDS)
+            await loads.wait_until_quiet(QUIET_SECONDS)
             await world.evaluate(_IDLE)
 
     async def _dom(self, world: JsWorld, loads: PageLoads) -> bytes:
@@ -415,20 +426,20 @@ class BrowserDownloader:
         body = text.encode("utf-8", "replace") if isinstance(text, str) else b""
         if text is None or len(body) > limit_bytes:
             raise TooLarge(f"rendered page of more than {limit_bytes} bytes")
-        if loads.elsewhere.startswith(("http:", "https:")) and len(loads.elsewhere) <= MAX_TARGET_LENGTH:
-            target = html.escape(loads.elsewhere)
+        if loads.navigated_to.startswith(("http:", "https:")) and len(loads.navigated_to) <= MAX_TARGET_LENGTH:
+            target = html.escape(loads.navigated_to)
             body += f'\n<meta http-equiv="refresh" content="0; url={target}">'.encode()
         return body
 
-    async def _shoot(self, page: Page, world: JsWorld, url: str) -> None:
+    async def _take_screenshot(self, page: Page, world: JsWorld, url: str) -> None:
         from playwright.async_api import Error
 
-        height = min(MAX_SHOT_HEIGHT, max(HEIGHT, int(await world.evaluate(_HEIGHT) or 0)))
+        height = min(MAX_SCREENSHOT_HEIGHT, max(HEIGHT, int(await world.evaluate(_HEIGHT) or 0)))
         clip: Any = {"x": 0, "y": 0, "width": WIDTH, "height": height}
         try:
-            async with asyncio.timeout(SHOT_SECONDS):
+            async with asyncio.timeout(SCREENSHOT_SECONDS):
                 png = await page.screenshot(full_page=True, clip=clip, timeout=0)
-            await asyncio.to_thread(_write, shot_path(self._settings.screenshots, url), png)
+            await asyncio.to_thread(_write, screenshot_path(self._settings.screenshots, url), png)
         except (Error, TimeoutError, OSError) as error:
             log.warning("no screenshot of %s: %s", url, str(error).partition("\n")[0] or "timed out")
 
@@ -480,7 +491,7 @@ class JsWorld:
         return reply["result"].get("value")
 
 
-def is_shown(request: Request, document: Response) -> bool:
+def is_renderable(request: Request, document: Response) -> bool:
     """Return whether a response should be rendered: complete HTML that is not a download.
 
     robots.txt, sitemaps, and files are never rendered, even if the server labels them as HTML."""
@@ -495,7 +506,7 @@ def is_shown(request: Request, document: Response) -> bool:
     )
 
 
-def shot_path(folder: str, url: str) -> Path:
+def screenshot_path(folder: str, url: str) -> Path:
     """Return the path of a page's screenshot."""
     name = host(host_port(url)).strip("[]").replace(":", "_")
     return Path(folder).expanduser() / name / f"{hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()}.png"
@@ -526,7 +537,7 @@ def _unconditional(request: Request) -> Request:
     return msgspec.structs.replace(request, headers=kept or None)
 
 
-def _sent_cookies(request: Request) -> list[dict[str, str]]:
+def _request_cookies(request: Request) -> list[dict[str, str]]:
     """Return the request's cookies, for the page's scripts and loads."""
     value = next((v for n, v in (request.headers or {}).items() if n.lower() == "cookie"), "")
     pairs = (part.strip().partition("=") for part in value.split(";"))

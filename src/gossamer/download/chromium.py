@@ -39,7 +39,7 @@ _NO_NETWORK = (
     "--dns-prefetch-disable",
 )
 # APIs that bypass the proxy are removed, in case a browser uses another name for the option.
-NO_PEERS = (
+REMOVED_APIS = (
     "for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'WebTransport']) delete globalThis[name];"
 )
 _QUIET = (
@@ -107,11 +107,11 @@ class Chromium:
             tab = self.idle.pop()
         else:
             tab = Tab(await self.browser.new_context(**options))
-            await tab.context.add_init_script(NO_PEERS)
+            await tab.context.add_init_script(REMOVED_APIS)
         tab.pages += 1
         return tab
 
-    def weigh(self) -> tuple[int, int]:
+    def memory_usage(self) -> tuple[int, int]:
         """Return the number of processes and their memory in bytes, shared memory counted once; zeros if unknown."""
         processes, size = 0, 0
         for process in _group(self.pid):
@@ -203,11 +203,11 @@ def _memory_bytes(pid: int) -> int:
 
 
 OPEN_SECONDS = 20.0
-WEIGH_SECONDS = 2.0
+MEASURE_SECONDS = 2.0
 TAB_PAGES = 100
 LAUNCHES = 4
 # A browser whose memory grows faster than its pages end is killed at once.
-TOO_HEAVY = 2
+KILL_FACTOR = 2
 log = logging.getLogger("gossamer.browser")
 
 
@@ -262,9 +262,9 @@ class Browsers:
         while self._endings:
             await asyncio.wait(self._endings)
 
-    def weigh(self) -> tuple[int, int]:
+    def memory_usage(self) -> tuple[int, int]:
         """Return the number of processes and bytes of memory of all browsers."""
-        found = [chromium.weigh() for chromium in list(self._all)]
+        found = [chromium.memory_usage() for chromium in list(self._all)]
         return sum(processes for processes, _ in found), sum(size for _, size in found)
 
     async def _usable(self) -> Chromium:
@@ -347,13 +347,13 @@ class Browsers:
         """Measure a browser's memory while it has pages."""
         limit_bytes = self._settings.browser_memory_bytes
         while True:
-            await asyncio.sleep(WEIGH_SECONDS)
+            await asyncio.sleep(MEASURE_SECONDS)
             if not chromium.tabs:
                 continue
-            _, size = await asyncio.to_thread(chromium.weigh)
+            _, size = await asyncio.to_thread(chromium.memory_usage)
             if size > limit_bytes:
                 self._retire(chromium, f"{size >> 20} MiB")
-            if size > TOO_HEAVY * limit_bytes:
+            if size > KILL_FACTOR * limit_bytes:
                 chromium.kill()
 
     def _begin(self, ending: Any) -> None:

@@ -21,8 +21,8 @@ from gossamer.download.connections import (
 )
 from gossamer.download.decoding import decode_partly, encodings
 from gossamer.download.dns import NameResolver, Resolver
-from gossamer.download.guard import Goal, check_address, check_url
-from gossamer.download.headers import Outgoing
+from gossamer.download.guard import CheckedUrl, check_address, check_url
+from gossamer.download.headers import RequestHeaders
 from gossamer.download.proxies import Blame, Proxies, Proxy
 from gossamer.download.tls import Contexts, check_identity
 from gossamer.errors import ConnectFailed, FetchError, Forbidden, ProtocolBroken, TimedOut, TooLarge
@@ -34,14 +34,14 @@ from gossamer.urls import host_port
 DECODE_INLINE_BYTES = 32 * 1024
 FILES_WAIT_SECONDS = 0.25
 FILES_TRIES = 12
-OWN_FILES = 40
+RESERVED_FILES = 40
 MAX_HOSTS = 4096
 MAX_ADDRESSES = 4
-REPEATABLE = ("GET", "HEAD")
+SAFE_METHODS = ("GET", "HEAD")
 """Methods that may be sent twice because they change nothing."""
 FILE = "file"
 """The label of file downloads, which may be larger than pages."""
-_MAY_BE_CUT = {
+_ACCEPTED_CUTS = {
     ROBOTS: frozenset(("max_body_bytes", "max_decoded_bytes", "headers")),
     FILE: frozenset(("headers",)),
 }
@@ -53,7 +53,7 @@ class HttpCall(NamedTuple):
     """One request as it is sent."""
 
     request: Request
-    goal: Goal
+    target_url: CheckedUrl
     headers: dict[str, str] | None
     body: bytes
     max_bytes: int
@@ -93,7 +93,7 @@ class Host:
         """Number of times a server closed a kept-alive connection without notice."""
 
     @property
-    def keeps(self) -> bool:
+    def keeps_alive(self) -> bool:
         """Whether to keep connections alive. One unannounced close may be chance; after the second, none is kept."""
         return self.ended_count < 2
 
@@ -117,7 +117,7 @@ class HttpDownloader:
         check_identity(settings.client_cert)
         self._settings, self._clock = settings, clock
         self._resolver = resolver or Resolver(clock, settings.resolve, nameservers=settings.nameservers)
-        self._outgoing = Outgoing(settings)
+        self._outgoing = RequestHeaders(settings)
         self._proxies = Proxies(settings, clock)
         self._contexts = Contexts(settings, accepts_any_certificate=accepts_any_certificate)
         self._connections = Connections(
@@ -127,7 +127,7 @@ class HttpDownloader:
         )
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         # Reserve descriptors for the process itself, its journal, and its clients.
-        files = max(0, _file_limit() - OWN_FILES)
+        files = max(0, _file_limit() - RESERVED_FILES)
         self._most_idle = min(MAX_HOSTS, max(4, files // 3))
         at_once = max(2, files // 4)
         self._gate = asyncio.Semaphore(at_once) if at_once < settings.concurrency else None
@@ -143,13 +143,13 @@ class HttpDownloader:
     async def address_of(self, request: Request) -> str:
         """Return the address of a request as far as it is known before sending; the name is looked up only once."""
         try:
-            goal = self._goal(request)
+            target_url = self._checked_url(request)
             if self._proxies:
                 return ""
-            if goal.address:
-                return goal.address
-            host = self._hosts.get(goal.host)
-            return host.addresses[0] if host and host.addresses else (await self._addresses(goal.host))[0][0]
+            if target_url.address:
+                return target_url.address
+            host = self._hosts.get(target_url.host)
+            return host.addresses[0] if host and host.addresses else (await self._addresses(target_url.host))[0][0]
         except Exception:  # the fetch meets the same error and decides what happens to the page
             return ""
 
@@ -161,12 +161,12 @@ class HttpDownloader:
     async def _fetch(self, request: Request) -> Response:
         if self._closed:
             raise ConnectFailed("the downloader is closed")
-        goal = self._goal(request)
+        target_url = self._checked_url(request)
         if not http1.is_token(request.method):
             raise Forbidden(f"{request.method[:40]!r} is not a valid method")
         call = HttpCall(
             request,
-            goal,
+            target_url,
             self._outgoing.for_request(request),
             self._outgoing.body(request),
             self._limit(request, self._settings.max_body_bytes),
@@ -183,17 +183,19 @@ class HttpDownloader:
         except Exception as error:  # every fault becomes the result of this page
             raise http1.as_fetch_error(error) from error
 
-    def _goal(self, request: Request) -> Goal:
+    def _checked_url(self, request: Request) -> CheckedUrl:
         return check_url(request.url)
 
     async def _send(self, call: HttpCall) -> HttpReply:
-        goal = call.goal
-        host = self._hosts.get(goal.host)
+        target_url = call.target_url
+        host = self._hosts.get(target_url.host)
         if host is None:
-            host = self._hosts[goal.host] = Host()
+            host = self._hosts[target_url.host] = Host()
             if len(self._hosts) > MAX_HOSTS:
                 self._hosts.popitem(last=False)
-        target = Target(goal.host, goal.port, self._contexts.of_site(call.site) if goal.is_tls else None)
+        target = Target(
+            target_url.host, target_url.port, self._contexts.of_site(call.site) if target_url.is_tls else None
+        )
         connection = None
         if host.expires_at >= call.began:
             connection = self._connections.take(target, host.addresses)
@@ -209,14 +211,14 @@ class HttpDownloader:
                 for turn in range(FILES_TRIES):
                     try:
                         if host.expires_at < self._clock.monotonic():
-                            await self._look_up(call.goal, host)
+                            await self._look_up(call.target_url, host)
                             if (kept := self._connections.take(target, host.addresses)) is not None:
                                 return kept
                         return await self._open(target, host)
                     except OSError as error:
                         if turn + 1 == FILES_TRIES or not is_out_of_files(error):
                             raise ConnectFailed(f"{target.host}: {error.strerror}") from None
-                        self._connections.shed()
+                        self._connections.close_idle()
                         await self._clock.sleep(FILES_WAIT_SECONDS)
         except TimeoutError:
             pass
@@ -235,12 +237,12 @@ class HttpDownloader:
             host.addresses = (connection.address, *others)
         return connection
 
-    async def _look_up(self, goal: Goal, host: Host) -> None:
-        if goal.address:
-            check_address(goal.address, self._settings.allow_private)
-            host.addresses, host.expires_at = (goal.address,), inf
+    async def _look_up(self, target_url: CheckedUrl, host: Host) -> None:
+        if target_url.address:
+            check_address(target_url.address, self._settings.allow_private)
+            host.addresses, host.expires_at = (target_url.address,), inf
             return
-        addresses, expires_at = await self._addresses(goal.host)
+        addresses, expires_at = await self._addresses(target_url.host)
         if not (host.addresses and set(host.addresses) == set(addresses[:MAX_ADDRESSES])):
             host.addresses = addresses[:MAX_ADDRESSES]
         host.expires_at = max(expires_at, self._clock.monotonic())
@@ -266,27 +268,27 @@ class HttpDownloader:
         except FetchError:
             self._keep(target, connection, host)
             raise
-        answer = http1.Answer(
+        answer = http1.ResponseParser(
             request.method,
             call.max_bytes,
             self._clock.monotonic,
-            keeps_over=self._keeps(request.label, "max_body_bytes:?"),
+            truncates=self._accepts_cut(request.label, "max_body_bytes:?"),
         )
         seconds = max(0.01, settings.fetch_seconds + call.began - sent_at)
         is_kept = connection.uses > 0
         try:
-            await connection.exchange(self._written(call, target, host), answer, seconds, "fetch_seconds")
+            await connection.exchange(self._request_bytes(call, target, host), answer, seconds, "fetch_seconds")
         except ConnectFailed as error:
             if is_kept and error.was_open:
                 host.ended_count += 1
-                if request.method in REPEATABLE:
+                if request.method in SAFE_METHODS:
                     # The server may have seen the request: the caller knows the site's delay and decides on a retry.
-                    said = f"{call.goal.host}: closed a kept-alive connection"
+                    said = f"{call.target_url.host}: closed a kept-alive connection"
                     raise ConnectFailed(said, was_open=True, was_kept=True) from None
-            error.args = (f"{call.goal.host}: {error}",)
+            error.args = (f"{call.target_url.host}: {error}",)
             raise
         except FetchError as error:
-            error.args = (f"{call.goal.host}: {error}",)
+            error.args = (f"{call.target_url.host}: {error}",)
             raise
         if answer.is_reusable:
             self._keep(target, connection, host)
@@ -304,42 +306,47 @@ class HttpDownloader:
         )
 
     def _keep(self, target: Target, connection: Connection, host: Host) -> None:
-        if host.keeps and not self._closed:
+        if host.keeps_alive and not self._closed:
             most = self._settings.per_site + 1
             self._connections.keep(target, connection, most=most, most_of_all=self._most_idle)
         else:
             connection.abort()
 
-    def _written(self, call: HttpCall, target: Target, host: Host) -> bytes:
-        goal, request = call.goal, call.request
+    def _request_bytes(self, call: HttpCall, target: Target, host: Host) -> bytes:
+        target_url, request = call.target_url, call.request
         headers = self._outgoing.everywhere if call.headers is None else self._outgoing.everywhere | call.headers
-        if not host.keeps:
+        if not host.keeps_alive:
             headers = headers | {"connection": "close"}
-        where = goal.path
-        if target.proxy is not None and target.proxy.speaks_http and not goal.is_tls:
-            where = f"http://{goal.authority}{where}"
+        where = target_url.path
+        if target.proxy is not None and target.proxy.speaks_http and not target_url.is_tls:
+            where = f"http://{target_url.authority}{where}"
             for line in proxy_authorization(target.proxy):
                 name, _, value = line.partition(": ")
                 headers = headers | {name.lower(): value}
-        return http1.request(request.method, where, goal.authority, headers.items(), call.body)
+        return http1.request(request.method, where, target_url.authority, headers.items(), call.body)
 
     async def _send_by_proxy(self, call: HttpCall, proxies: tuple[Proxy, ...]) -> HttpReply:
         """Send through the first proxy that reaches the host; try the next one if nothing was sent yet."""
-        goal = call.goal
-        if goal.address:
-            check_address(goal.address, self._settings.allow_private)
+        target_url = call.target_url
+        if target_url.address:
+            check_address(target_url.address, self._settings.allow_private)
         elif not self._settings.allow_private:
-            await self._addresses(goal.host)
+            await self._addresses(target_url.host)
         fault: FetchError | None = None
         for proxy in proxies:
-            target = Target(goal.host, goal.port, self._contexts.of_site(call.site) if goal.is_tls else None, proxy)
-            if not goal.is_tls and proxy.speaks_http:
+            target = Target(
+                target_url.host,
+                target_url.port,
+                self._contexts.of_site(call.site) if target_url.is_tls else None,
+                proxy,
+            )
+            if not target_url.is_tls and proxy.speaks_http:
                 # One connection to the proxy serves every host.
                 target = Target("", 0, None, proxy)
             try:
                 connection = self._connections.take(target) or await self._connections.open_by_proxy(target)
             except ProxyFault as error:
-                fault = await self._proxies.fault(proxy, goal.host, error.blame, error.error)
+                fault = await self._proxies.fault(proxy, target_url.host, error.blame, error.error)
                 if error.blame == "host":
                     break
                 continue
@@ -348,14 +355,16 @@ class HttpDownloader:
             except ConnectFailed as error:
                 if error.was_kept:
                     raise
-                blame: Blame = "host" if goal.is_tls else "either"
-                fault = await self._proxies.fault(proxy, goal.host, blame, error)
+                blame: Blame = "host" if target_url.is_tls else "either"
+                fault = await self._proxies.fault(proxy, target_url.host, blame, error)
                 break
             except FetchError as error:
-                blame = "host" if goal.is_tls or isinstance(error, TimedOut) else "either"
-                fault = await self._proxies.fault(proxy, goal.host, blame, error)
+                blame = "host" if target_url.is_tls or isinstance(error, TimedOut) else "either"
+                fault = await self._proxies.fault(proxy, target_url.host, blame, error)
                 break
-            if (fault := self._proxies.answered(proxy, goal.host, reply.status, is_tls=goal.is_tls)) is not None:
+            if (
+                fault := self._proxies.answered(proxy, target_url.host, reply.status, is_tls=target_url.is_tls)
+            ) is not None:
                 continue
             return reply._replace(via=proxy.name)
         assert fault is not None
@@ -366,8 +375,8 @@ class HttpDownloader:
             raise ProtocolBroken(f"invalid response status {reply.status}")
         elapsed = self._clock.monotonic() - reply.sent_at
         cut, label = reply.cut, call.request.label
-        if cut and not self._keeps(label, cut):
-            raise _refusal(cut, call)
+        if cut and not self._accepts_cut(label, cut):
+            raise _cut_error(cut, call)
         body = reply.body
         values = [value for name, value in reply.headers if name == "content-encoding"] if body else None
         if values and (codings := encodings(values)):
@@ -379,7 +388,7 @@ class HttpDownloader:
             # A truncated body is not expected to end its encoding.
             if fault is not None and (isinstance(fault, TooLarge) or cut.startswith("headers:") or not cut):
                 what = "max_decoded_bytes:?" if isinstance(fault, TooLarge) else "encoding:?"
-                if not self._keeps(label, what):
+                if not self._accepts_cut(label, what):
                     raise fault
                 cut = f"{cut} {what}".strip()
         return Response(
@@ -397,12 +406,12 @@ class HttpDownloader:
             latency=reply.headers_at - reply.sent_at,
             headers_at=reply.headers_at,
             wire_bytes=len(reply.body),
-            sent=self._outgoing.all_of(call.headers),
+            sent=self._outgoing.storable(call.headers),
         )
 
-    def _keeps(self, label: str, cut: str) -> bool:
+    def _accepts_cut(self, label: str, cut: str) -> bool:
         """Whether a response truncated for this reason is accepted."""
-        may_be_cut = _MAY_BE_CUT.get(label)
+        may_be_cut = _ACCEPTED_CUTS.get(label)
         if may_be_cut is not None:
             return all(part.partition(":")[0] in may_be_cut for part in cut.split())
         return self._settings.partial == "keep"
@@ -413,10 +422,10 @@ class HttpDownloader:
         return {FILE: self._settings.max_file_bytes, ROBOTS: ROBOTS_BYTES}.get(request.label, limit_bytes)
 
 
-def _refusal(cut: str, call: HttpCall) -> FetchError:
+def _cut_error(cut: str, call: HttpCall) -> FetchError:
     """Return the error for a truncated response where only complete ones are accepted."""
     reason, _, lost = cut.partition(" ")[0].partition(":")
-    host = call.goal.host
+    host = call.target_url.host
     if reason == "max_body_bytes":
         return TooLarge(f"{host}: body of more than {call.max_bytes} bytes")
     if reason == "fetch_seconds":

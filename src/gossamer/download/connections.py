@@ -13,16 +13,16 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from gossamer.download.guard import check_address
-from gossamer.download.http1 import Answer, as_fetch_error
+from gossamer.download.http1 import ResponseParser, as_fetch_error
 from gossamer.download.proxies import Blame, Proxy
 from gossamer.download.tls import END_HINT, translate_tls
 from gossamer.errors import ConnectFailed, FetchError, TimedOut
 
-GAP_SECONDS = 0.25
+ATTEMPT_DELAY_SECONDS = 0.25
 """Head start of each address over the next (RFC 8305)."""
 
 
-AFTER_SECONDS = 0.5
+RACE_AFTER_SECONDS = 0.5
 """Seconds without a response after which other addresses are tried too."""
 
 R = TypeVar("R")
@@ -36,15 +36,15 @@ class BetterAddress(Exception):
         self.address = address
 
 
-async def raced(exchange: Coroutine[Any, Any, R], addresses: Sequence[str], port: int, *, seconds: float) -> R:
+async def race_addresses(exchange: Coroutine[Any, Any, R], addresses: Sequence[str], port: int, *, seconds: float) -> R:
     """Run the exchange with the first address; BetterAddress if another address connects before it does."""
     task = asyncio.ensure_future(exchange)
     # A task that fails while it is being cancelled must not log an unretrieved exception.
-    task.add_done_callback(_forgotten)
+    task.add_done_callback(_retrieve_exception)
     race: asyncio.Task[str | None] | None = None
     try:
-        if not (await asyncio.wait((task,), timeout=AFTER_SECONDS))[0]:
-            race = asyncio.create_task(first_to_connect(addresses, port, seconds=seconds))
+        if not (await asyncio.wait((task,), timeout=RACE_AFTER_SECONDS))[0]:
+            race = asyncio.create_task(first_connected(addresses, port, seconds=seconds))
             await asyncio.wait((task, race), return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and race.result() not in (None, addresses[0]):
                 raise BetterAddress(str(race.result()))
@@ -55,12 +55,12 @@ async def raced(exchange: Coroutine[Any, Any, R], addresses: Sequence[str], port
             race.cancel()
 
 
-def _forgotten(task: asyncio.Future[Any]) -> None:
+def _retrieve_exception(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         task.exception()
 
 
-async def first_to_connect(addresses: Sequence[str], port: int, *, seconds: float) -> str | None:
+async def first_connected(addresses: Sequence[str], port: int, *, seconds: float) -> str | None:
     """Return the address that connects first, None if none does in time; sends nothing to any of them."""
     tasks: dict[asyncio.Task[bool], str] = {}
     waiting = list(addresses)
@@ -71,7 +71,7 @@ async def first_to_connect(addresses: Sequence[str], port: int, *, seconds: floa
                     address = waiting.pop(0)
                     tasks[asyncio.create_task(_connects(address, port))] = address
                 # A refusal starts the next attempt at once.
-                gap = GAP_SECONDS if waiting else None
+                gap = ATTEMPT_DELAY_SECONDS if waiting else None
                 done, _ = await asyncio.wait(tasks, timeout=gap, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     address = tasks.pop(task)
@@ -94,7 +94,7 @@ async def _connects(address: str, port: int) -> bool:
     return True
 
 
-async def first_of(attempts: Sequence[Callable[[], Coroutine[Any, Any, R]]], drop: Callable[[R], None]) -> R:
+async def first_success(attempts: Sequence[Callable[[], Coroutine[Any, Any, R]]], drop: Callable[[R], None]) -> R:
     """Return the result of the first attempt that succeeds; attempts start one after another, earlier after a failure.
 
     If all fail, raises the error of the first. Results that arrive too late are passed to `drop`."""
@@ -110,7 +110,7 @@ async def first_of(attempts: Sequence[Callable[[], Coroutine[Any, Any, R]]], dro
         while waiting or tasks:
             if waiting:
                 tasks.add(asyncio.create_task(waiting.pop(0)()))
-            gap = GAP_SECONDS if waiting else None
+            gap = ATTEMPT_DELAY_SECONDS if waiting else None
             done, _ = await asyncio.wait(tasks, timeout=gap, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 tasks.discard(task)
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         self.uses = 0
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._parser: ResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._reason = ""
         # A StreamWriter closes its connection when it is garbage-collected.
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
             self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        answer = self._answer
+        answer = self._parser
         if answer is None:
             self.abort()
             return
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         if self._owner is not None:
             self._owner.lost(self)
-        answer = self._answer
+        answer = self._parser
         if answer is None:
             return
         try:
@@ -179,13 +179,13 @@ class Connection(asyncio.Protocol):
         else:
             self._finish(None)
 
-    async def exchange(self, request: bytes, answer: Answer, seconds: float, reason: str) -> None:
+    async def exchange(self, request: bytes, answer: ResponseParser, seconds: float, reason: str) -> None:
         """Send a request and wait for the complete response; after `seconds` it is truncated with `reason`."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         if not self.is_open:
             answer.end(None)
-        self._answer, self._waiter, self._reason = answer, loop.create_future(), reason
+        self._parser, self._waiter, self._reason = answer, loop.create_future(), reason
         self.uses += 1
         timer = loop.call_later(seconds, self._time_out)
         try:
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             raise
         finally:
             timer.cancel()
-            self._answer = self._waiter = None
+            self._parser = self._waiter = None
             if not answer.is_reusable:
                 self.abort()
 
@@ -212,18 +212,18 @@ class Connection(asyncio.Protocol):
         self.abort()
 
     def _time_out(self) -> None:
-        if self._answer is None:
+        if self._parser is None:
             # The exchange ended at the same moment.
             return
         try:
-            self._answer.give_up(self._reason)
+            self._parser.time_out(self._reason)
         except FetchError as error:
             self._finish(error)
         else:
             self._finish(None)
 
     def _finish(self, error: FetchError | None) -> None:
-        self._answer = None
+        self._parser = None
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
@@ -289,11 +289,11 @@ class Connections:
             waiting[0].abort()
             self._forget_idle(waiting[0])
         if len(self._idle) > most_of_all:
-            self.shed(1)
+            self.close_idle(1)
         if self._sweeper is None:
             self._sweeper = loop.call_later(IDLE_SECONDS, self._sweep)
 
-    def shed(self, count: int | None = None) -> None:
+    def close_idle(self, count: int | None = None) -> None:
         """Close the connections idle for longest: half of them, or `count`."""
         for _ in range((len(self._idle) + 1) // 2 if count is None else min(count, len(self._idle))):
             connection = next(iter(self._idle))
@@ -330,7 +330,7 @@ class Connections:
             async with asyncio.timeout(self._connect_seconds):
                 if len(addresses) == 1:
                     return await attempt(addresses[0])
-                return await first_of([partial(attempt, address) for address in addresses], Connection.abort)
+                return await first_success([partial(attempt, address) for address in addresses], Connection.abort)
         except TimeoutError:
             raise TimedOut(f"{target.host}: connect timeout") from None
         except OSError as error:

@@ -29,7 +29,7 @@ MAX_LAYERS = 5
 MAX_MEMBERS = 1000
 _SLICE_BYTES = 65_536
 _STEP_BYTES = 1024 * 1024
-_CAREFUL_STEPS = (4096, 1)
+_RECOVERY_STEPS = (4096, 1)
 _ZSTD_OPTIONS: Any = {zstd.DecompressionParameter.window_log_max: 23}
 _MAGIC = {"gzip": b"\x1f\x8b", "x-gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 
@@ -67,7 +67,7 @@ def decode_partly(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> tu
         if not body:
             break
         output = _Output(name, limit_bytes)
-        found = _undo(name, body, output)
+        found = _decode_layer(name, body, output)
         if isinstance(found, BadEncoding) and not output.size and not body.startswith(_MAGIC.get(name, b"")):
             fault = fault or found
             continue
@@ -75,10 +75,10 @@ def decode_partly(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> tu
     return body, fault
 
 
-def _undo(name: str, body: bytes, output: _Output) -> FetchError | None:
+def _decode_layer(name: str, body: bytes, output: _Output) -> FetchError | None:
     # A decoder discards the output of the step in which it finds a fault: decode again, with smaller steps from the end
     # of the last good one.
-    for step in (*_CAREFUL_STEPS, 0):
+    for step in (*_RECOVERY_STEPS, 0):
         try:
             _DECODERS[name](body, output)
         except FetchError as error:
@@ -86,7 +86,7 @@ def _undo(name: str, body: bytes, output: _Output) -> FetchError | None:
         except _ERRORS as error:
             if not step:
                 return BadEncoding(f"{name}: {error}")
-            output.begin_again(careful_from=output.size, careful_step=step)
+            output.restart(small_steps_from=output.size, small_step=step)
         else:
             return None
     return None
@@ -97,17 +97,17 @@ class _Output:
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self._name, self._limit_bytes = name, limit_bytes
-        self._careful_from = limit_bytes + 1
-        self._careful_step = _STEP_BYTES
-        self.begin_again()
+        self._small_steps_from = limit_bytes + 1
+        self._small_step = _STEP_BYTES
+        self.restart()
 
-    def begin_again(self, *, careful_from: int | None = None, careful_step: int = 1) -> None:
+    def restart(self, *, small_steps_from: int | None = None, small_step: int = 1) -> None:
         # One growing buffer: joining parts would hold them in memory twice.
         self._whole = BytesIO()
         self._members = 0
         self.size = 0
-        if careful_from is not None:
-            self._careful_from, self._careful_step = careful_from, careful_step
+        if small_steps_from is not None:
+            self._small_steps_from, self._small_step = small_steps_from, small_step
 
     def add(self, piece: bytes) -> None:
         room = self._limit_bytes - self.size
@@ -120,25 +120,25 @@ class _Output:
     def step(self) -> int:
         # One byte more than the limit leaves room for, to notice when it is exceeded.
         step = min(self._limit_bytes - self.size + 1, _STEP_BYTES)
-        if self.size + step <= self._careful_from:
+        if self.size + step <= self._small_steps_from:
             return step
-        return min(step, max(self._careful_from - self.size, self._careful_step))
+        return min(step, max(self._small_steps_from - self.size, self._small_step))
 
     @property
     def value(self) -> bytes:
         return self._whole.getvalue()
 
     @property
-    def is_careful(self) -> bool:
+    def is_recovering(self) -> bool:
         """Whether the body is known to be broken."""
-        return self._careful_step < _STEP_BYTES
+        return self._small_step < _STEP_BYTES
 
     def gzip_trailer(self, begin: int) -> bytes:
         """Return the RFC 1952 trailer, checksum and length, of the output since position `begin`."""
         with self._whole.getbuffer() as whole:
             return struct.pack("<II", zlib.crc32(whole[begin:]), self.size - begin & 0xFFFFFFFF)
 
-    def count_member(self) -> None:
+    def add_member(self) -> None:
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise BadEncoding(f"{self._name} body of more than {MAX_MEMBERS} members")
@@ -170,8 +170,8 @@ def _gzip(body: bytes, output: _Output) -> None:
     # Members may follow one another; other data after a member is padding.
     while whole and (not position or body.startswith(_MAGIC["gzip"], position)):
         if position:
-            output.count_member()
-        if not output.is_careful:
+            output.add_member()
+        if not output.is_recovering:
             whole, taken = _inflate(view[position:], 31, output)
             position += taken
             continue
@@ -210,13 +210,13 @@ def _deflate(body: bytes, output: _Output) -> None:
     # The standard requires a zlib stream, but some servers send raw deflate.
     if len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0:
         try:
-            if not output.is_careful:
+            if not output.is_recovering:
                 return output.finish(_inflate(view, 15, output)[0])
             whole, _ = _inflate(view[2:], -15, output)
         except _ERRORS:
             if output.size:
                 raise
-            output.begin_again()
+            output.restart()
         else:
             output.finish(whole)
             raise BadEncoding("deflate: wrong checksum")
@@ -244,7 +244,7 @@ def _zstd(body: bytes, output: _Output) -> None:
     position = 0
     while position < len(view):
         if stream.eof:
-            output.count_member()
+            output.add_member()
             stream = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
         piece = view[position : position + _SLICE_BYTES]
         position += len(piece)

@@ -17,10 +17,10 @@ from gossamer.errors import ConfigError, FetchError, NameUnknown, NameUnresolved
 if TYPE_CHECKING:
     import aiodns
 
-SHORTEST_SECONDS = 60.0
-LONGEST_SECONDS = 3600.0
-UNKNOWN_SECONDS = 60.0
-UNRESOLVED_SECONDS = 10.0
+MIN_TTL_SECONDS = 60.0
+MAX_TTL_SECONDS = 3600.0
+NXDOMAIN_SECONDS = 60.0
+FAILURE_SECONDS = 10.0
 MAX_NAMES = 50_000
 # c-ares has an unbounded cache of its own: a new channel now and then drops it.
 CHANNEL_LOOKUPS = 20_000
@@ -71,7 +71,7 @@ class Resolver:
             return cached[1]
         task = self._pending.get(host)
         if task is None:
-            own = self._own_answer(host)
+            own = self._local_answer(host)
             if own is not None:
                 return own
             task = self._pending[host] = asyncio.create_task(self._find(host))
@@ -86,14 +86,14 @@ class Resolver:
             await self._channel.close()
             self._channel = None
 
-    def _own_answer(self, host: str) -> ResolvedName | None:
+    def _local_answer(self, host: str) -> ResolvedName | None:
         """Answer from literals, overrides, and localhost, without a name server."""
         name = host.rstrip(".").lower()
         for pattern, address in self._overrides:
             if fnmatchcase(name, pattern):
-                return ResolvedName((address,), self._clock.monotonic() + LONGEST_SECONDS)
+                return ResolvedName((address,), self._clock.monotonic() + MAX_TTL_SECONDS)
         if name == "localhost" or name.endswith(".localhost"):
-            return ResolvedName(("127.0.0.1", "::1"), self._clock.monotonic() + LONGEST_SECONDS)
+            return ResolvedName(("127.0.0.1", "::1"), self._clock.monotonic() + MAX_TTL_SECONDS)
         return None
 
     async def _find(self, host: str) -> ResolvedName:
@@ -111,8 +111,8 @@ class Resolver:
         if not found.nodes:
             raise NameUnknown(f"{host}: the name has no address")
         addresses = tuple(dict.fromkeys(node.addr[0].decode() for node in found.nodes))
-        seconds = min(max(min(node.ttl for node in found.nodes), SHORTEST_SECONDS), LONGEST_SECONDS)
-        return ResolvedName(_in_turn(addresses), self._clock.monotonic() + seconds)
+        seconds = min(max(min(node.ttl for node in found.nodes), MIN_TTL_SECONDS), MAX_TTL_SECONDS)
+        return ResolvedName(_interleaved(addresses), self._clock.monotonic() + seconds)
 
     def _found(self, host: str, task: asyncio.Task[ResolvedName]) -> None:
         self._pending.pop(host, None)
@@ -124,7 +124,7 @@ class Resolver:
             answer = task.result()
             self._cache[host] = (answer.expires_at, answer)
         elif isinstance(error, FetchError):
-            seconds = UNKNOWN_SECONDS if isinstance(error, NameUnknown) else UNRESOLVED_SECONDS
+            seconds = NXDOMAIN_SECONDS if isinstance(error, NameUnknown) else FAILURE_SECONDS
             self._cache[host] = (self._clock.monotonic() + seconds, error)
         while len(self._cache) > MAX_NAMES:
             self._cache.popitem(last=False)
@@ -145,7 +145,7 @@ class Resolver:
         return self._channel
 
 
-def _in_turn(addresses: tuple[str, ...]) -> tuple[str, ...]:
+def _interleaved(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Interleave the two address families and keep the order within each."""
     first = [address for address in addresses if (":" in address) == (":" in addresses[0])]
     second = [address for address in addresses if (":" in address) != (":" in addresses[0])]

@@ -66,7 +66,7 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 _COMPATIBLE = IPv6Network("::/96")
 
 
-class Goal(NamedTuple):
+class CheckedUrl(NamedTuple):
     """A checked URL in parsed form: the check, the connection, and the request use this one value."""
 
     url: Url
@@ -91,7 +91,7 @@ class Goal(NamedTuple):
         return self.url.path if query is None else f"{self.url.path}?{query}"
 
 
-def check_url(url: str) -> Goal:
+def check_url(url: str) -> CheckedUrl:
     """Parse and check a URL; Forbidden for a scheme other than http(s), a bad port, or a metadata service's name."""
     try:
         parsed = Url(url)
@@ -103,10 +103,10 @@ def check_url(url: str) -> Goal:
     if port in BAD_PORTS:
         raise Forbidden(f"port {port} is blocked: it is reserved for another protocol")
     if parsed.domain is None:
-        return Goal(parsed, host, port, host.strip("[]"))
+        return CheckedUrl(parsed, host, port, host.strip("[]"))
     if host.rstrip(".") in METADATA_NAMES:
         raise Forbidden(f"{host} is a metadata service")
-    return Goal(parsed, host, port, "")
+    return CheckedUrl(parsed, host, port, "")
 
 
 def check_address(address: str, allow_private: bool) -> None:
@@ -115,7 +115,7 @@ def check_address(address: str, allow_private: bool) -> None:
         ip = ip_address(address)
     except ValueError:
         raise Forbidden(f"{address} is not an IP address") from None
-    if any(form in _METADATA for form in _forms(ip)):
+    if any(form in _METADATA for form in _embedded_addresses(ip)):
         raise Forbidden(f"{address} is a metadata service")
     if not allow_private and not _is_global(ip):
         raise Forbidden(f"{address} is not globally routable", hint="allow it with --allow-private")
@@ -137,7 +137,7 @@ def _is_global(ip: IPv4Address | IPv6Address) -> bool:
     return ip in _GLOBAL_V6 and not any(ip in network for network in _SPECIAL_V6)
 
 
-def _forms(ip: IPv4Address | IPv6Address) -> tuple[IPv4Address | IPv6Address, ...]:
+def _embedded_addresses(ip: IPv4Address | IPv6Address) -> tuple[IPv4Address | IPv6Address, ...]:
     """Return the address and every IPv4 address that a translator or tunnel might derive from it."""
     if isinstance(ip, IPv4Address):
         return (ip,)

@@ -27,15 +27,15 @@ _DEFAULTS = {
     "accept-encoding": "gzip, br, zstd",
 }
 # The client frames messages and manages connections: overriding these headers could split one request into two.
-_CLIENTS_OWN = frozenset(
+_RESERVED = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect")
 )
-_NO_VALUE = re.compile(r"[\0-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+_INVALID_VALUE = re.compile(r"[\0-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
 B = TypeVar("B", bound=BaseClientBuilder)
 
 
-class Outgoing:
+class RequestHeaders:
     """The headers of a request: those of the job, then of its site, then its own; later ones win.
 
     Environment variables are substituted only here, so that no stored request contains their values."""
@@ -58,15 +58,15 @@ class Outgoing:
         self._hidden = {name.lower() for headers in written for name, value in headers.items() if "${" in value}
         if self._auths:
             self._hidden.add("authorization")
-        self._always = self._shown(self.everywhere)
+        self._always = self._masked(self.everywhere)
 
-    def all_of(self, own: Mapping[str, str] | None) -> Headers:
+    def storable(self, own: Mapping[str, str] | None) -> Headers:
         """Return all headers of a request in a form that may be stored, without those that the client adds."""
         if own is None:
             return self._always
-        return tuple((dict(self._always) | dict(self._shown(own))).items())
+        return tuple((dict(self._always) | dict(self._masked(own))).items())
 
-    def _shown(self, headers: Mapping[str, str]) -> Headers:
+    def _masked(self, headers: Mapping[str, str]) -> Headers:
         secrets = [secret for secret in self._secrets.values() if secret]
         shown = []
         for name, value in headers.items():
@@ -85,7 +85,7 @@ class Outgoing:
         if not own:
             return site
         try:
-            made = _headers("request", {key: self._revealed(value, str) for key, value in own.items()})
+            made = _headers("request", {key: self._with_secrets(value, str) for key, value in own.items()})
         except ConfigError as error:
             raise Forbidden(str(error)) from None
         return made if site is None else site | made
@@ -96,9 +96,9 @@ class Outgoing:
             return request.body
         kind = next((value for key, value in (request.headers or {}).items() if key.lower() == "content-type"), "")
         text = request.body.decode("latin-1")
-        return self._revealed(text, _writer(kind)).encode("latin-1")
+        return self._with_secrets(text, _writer(kind)).encode("latin-1")
 
-    def _revealed(self, text: str, write: Callable[[str], str]) -> str:
+    def _with_secrets(self, text: str, write: Callable[[str], str]) -> str:
         def value(match: re.Match[str]) -> str:
             if match[1] not in self._secrets:
                 raise Forbidden(
@@ -176,9 +176,9 @@ def _headers(source: str, values: Mapping[str, str]) -> dict[str, str]:
     made = {}
     for name, value in values.items():
         lowered = name.lower()
-        if lowered in _CLIENTS_OWN:
+        if lowered in _RESERVED:
             raise ConfigError(f"{source}: the client sets {name} itself", hint=f"remove {name}")
-        if not is_token(name) or _NO_VALUE.search(value):
+        if not is_token(name) or _INVALID_VALUE.search(value):
             hint = "a name has letters, digits and -; a value is one line"
             raise ConfigError(f"{source}: invalid header name or value", hint=hint)
         made[lowered] = value.strip(" \t")

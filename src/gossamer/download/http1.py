@@ -68,10 +68,10 @@ def check_head(headers: Headers) -> None:
         raise ProtocolBroken("conflicting Content-Length values" if len(lengths) > 1 else "two Location headers")
 
 
-class Answer:
+class ResponseParser:
     """One response, as far as it has arrived. `feed` and `end` raise a FetchError for an invalid response.
 
-    `max_bytes` limits the body on the wire. A longer body is truncated there; without `keeps_over` it is refused, at
+    `max_bytes` limits the body on the wire. A longer body is truncated there; without `truncates` it is refused, at
     once if its length is announced. `now` returns the time at which the headers were complete."""
 
     __slots__ = (
@@ -91,8 +91,8 @@ class Answer:
         *("is_reusable", "skipped", "status", "version"),
     )
 
-    def __init__(self, method: str, max_bytes: int, now: Callable[[], float], *, keeps_over: bool = True) -> None:
-        self._keeps_over = keeps_over
+    def __init__(self, method: str, max_bytes: int, now: Callable[[], float], *, truncates: bool = True) -> None:
+        self._keeps_over = truncates
         self._method, self._max_bytes, self._now = method, max_bytes, now
         self._take: Callable[[bytes], bool] = self._take_head
         self._buffer = bytearray()
@@ -143,7 +143,7 @@ class Answer:
         elif self._take != self._take_rest:
             self.cut = "disconnect:?"
 
-    def give_up(self, reason: str) -> None:
+    def time_out(self, reason: str) -> None:
         """Stop at a timeout and keep the received part of the body; TimedOut if the headers are incomplete."""
         if not self.status:
             raise TimedOut("timeout before the response was complete")

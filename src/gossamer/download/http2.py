@@ -18,10 +18,10 @@ from pyreqwest.http import HeaderMap
 
 from gossamer.clock import Clock
 from gossamer.download.base import check_before_sending
-from gossamer.download.client import FILES_TRIES, FILES_WAIT_SECONDS, REPEATABLE, HttpCall, HttpDownloader, HttpReply
-from gossamer.download.connections import BetterAddress, raced
+from gossamer.download.client import FILES_TRIES, FILES_WAIT_SECONDS, SAFE_METHODS, HttpCall, HttpDownloader, HttpReply
+from gossamer.download.connections import BetterAddress, race_addresses
 from gossamer.download.dns import NameResolver
-from gossamer.download.guard import Goal, check_address
+from gossamer.download.guard import CheckedUrl, check_address
 from gossamer.download.headers import configure, read_authorities
 from gossamer.download.http1 import check_head
 from gossamer.download.proxies import Blame, Proxy
@@ -40,8 +40,8 @@ from gossamer.errors import (
 from gossamer.model import Headers
 from gossamer.settings import Settings
 
-_HOST_WORDS = ("host unreachable", "network unreachable", "SOCKS error: connection refused", "ttl expired")
-_PROXY_WORDS = (
+_HOST_FAULTS = ("host unreachable", "network unreachable", "SOCKS error: connection refused", "ttl expired")
+_PROXY_FAULTS = (
     "tcp connect error",
     "failed to create underlying connection",
     "proxy authorization required",
@@ -49,7 +49,7 @@ _PROXY_WORDS = (
     "credentials not accepted",
     "error during SOCKS handshake",
 )
-_TLS_WORDS = (
+_TLS_FAULTS = (
     "certificate",
     "fatal alert",
     "peer is incompatible",
@@ -61,7 +61,7 @@ _TLS_WORDS = (
     "cannot decrypt",
     "unsupported name type",
 )
-_ENDS = ("connection closed before message completed", "os error 104)", "os error 32)", "os error 10054)")
+_CLOSED = ("connection closed before message completed", "os error 104)", "os error 32)", "os error 10054)")
 _REFUSALS = (
     "AccessDenied",
     "BadCertificate",
@@ -98,30 +98,30 @@ def translate(error: Exception, where: str) -> FetchError:
     if isinstance(error, ConnectError):
         if any(word in cause for cause in causes for word in _TLS_ENDS):
             return ConnectFailed(f"{where}: closed the connection during the TLS handshake", hint=_TLS_END_HINT)
-        if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_WORDS):
+        if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_FAULTS):
             is_plain = any("InvalidContentType" in cause for cause in causes)
             kind = BadCertificate if "certificate" in text else TlsRefused
             return kind(text, hint="the port does not use TLS: try http://" if is_plain else "")
-        return ConnectFailed(text, was_open=ended_early(error))
+        return ConnectFailed(text, was_open=closed_before_response(error))
     if isinstance(error, BuilderError):
         # The address was checked before: what failed is building a client, usually for lack of file descriptors.
         return ConnectFailed(text)
     return ProtocolBroken(text)
 
 
-def never_connected(error: Exception) -> bool:
+def connect_failed(error: Exception) -> bool:
     """Whether no connection was made, so that another address may be tried at once."""
     causes = _causes(error)
     return _connecting(causes) and ("tcp connect error" in causes or isinstance(error, RequestTimeoutError))
 
 
-def ended_early(error: Exception) -> bool:
+def closed_before_response(error: Exception) -> bool:
     """Whether a kept-alive connection closed before any response, as servers do at their idle timeout."""
     causes = _causes(error)
-    return "client error (SendRequest)" in causes and any(word in causes[-1] for word in _ENDS)
+    return "client error (SendRequest)" in causes and any(word in causes[-1] for word in _CLOSED)
 
 
-def broken_off(error: Exception, *, has_length: bool) -> str:
+def cut_reason(error: Exception, *, has_length: bool) -> str:
     """Return why a body ended early, as in `model.Response.cut`."""
     if isinstance(error, RequestTimeoutError):
         return "fetch_seconds"
@@ -129,7 +129,7 @@ def broken_off(error: Exception, *, has_length: bool) -> str:
     return "content_length" if has_length and not is_reset else "disconnect"
 
 
-def connecting(error: Exception) -> bool:
+def failed_before_sending(error: Exception) -> bool:
     """Whether the error occurred before any of the request was sent."""
     return _connecting(_causes(error))
 
@@ -143,9 +143,9 @@ def blame(error: Exception, *, is_tls: bool) -> Blame:
         return "host" if is_tls or isinstance(error, RequestTimeoutError) else "either"
     if isinstance(error, RequestTimeoutError):
         return "unknown"
-    if any(word in cause for cause in causes for word in _HOST_WORDS):
+    if any(word in cause for cause in causes for word in _HOST_FAULTS):
         return "host"
-    if any(word in cause for cause in causes for word in _PROXY_WORDS):
+    if any(word in cause for cause in causes for word in _PROXY_FAULTS):
         return "proxy"
     if any(cause.startswith(("tunnel error", "SOCKS error")) for cause in causes):
         return "either"
@@ -153,7 +153,7 @@ def blame(error: Exception, *, is_tls: bool) -> Blame:
     return "host" if is_tls else "proxy"
 
 
-def out_of_files(error: Exception) -> bool:
+def is_out_of_files(error: Exception) -> bool:
     """Whether this process has no file descriptors left."""
     return any("(os error 24)" in cause for cause in _causes(error))
 
@@ -194,7 +194,7 @@ class Http2Downloader(HttpDownloader):
     async def address_of(self, request: Any) -> str:
         """Return the address of a request as far as it is known before sending; the name is looked up only once."""
         try:
-            route = self._routes.find(self._goal(request).host)
+            route = self._routes.find(self._checked_url(request).host)
             return route.address if route and not self._proxies else await super().address_of(request)
         except Exception:  # the fetch meets the same error and decides what happens to the page
             return ""
@@ -216,13 +216,13 @@ class Http2Downloader(HttpDownloader):
         except FetchError:
             raise
         except Exception as error:  # every error of the client becomes the result of this page
-            raise translate(error, call.goal.host) from None
+            raise translate(error, call.target_url.host) from None
 
     async def _send_on_route(self, call: HttpCall) -> HttpReply:
-        goal = call.goal
-        route = self._routes.find(goal.host)
+        target_url = call.target_url
+        route = self._routes.find(target_url.host)
         if route is None or route.expires_at < call.began:
-            route = await self._find_route(goal, route)
+            route = await self._find_route(target_url, route)
         while True:
             generation = route.generation
             if generation is None:
@@ -241,21 +241,25 @@ class Http2Downloader(HttpDownloader):
                 )
                 continue
             except Exception as error:  # translated by the caller; here only what another connection can fix
-                if out_of_files(error):
-                    self._routes.shed()
+                if is_out_of_files(error):
+                    self._routes.drop_older()
                     await self._clock.sleep(FILES_WAIT_SECONDS)
-                    route = await self._find_route(goal, None)
-                elif never_connected(error) and route.spares:
+                    route = await self._find_route(target_url, None)
+                elif connect_failed(error) and route.spares:
                     spare = Route[Any](route.host, route.spares[0], route.spares[1:], route.expires_at)
                     route = await self._routes.open(spare)
                 else:
                     method = call.request.method
-                    if never_connected(error):
+                    if connect_failed(error):
                         # The next fetch starts again with the preferred address.
                         self._routes.forget(route)
-                    elif ended_early(error) and route.ended(self._clock.monotonic()) and method in REPEATABLE:
+                    elif (
+                        closed_before_response(error)
+                        and route.closed_early(self._clock.monotonic())
+                        and method in SAFE_METHODS
+                    ):
                         # The server may have seen the request: the caller, who knows the delay, decides on a retry.
-                        said = f"{goal.host}: closed a kept-alive connection"
+                        said = f"{target_url.host}: closed a kept-alive connection"
                         raise ConnectFailed(said, was_open=True, was_kept=True) from None
                     raise
                 continue
@@ -268,13 +272,13 @@ class Http2Downloader(HttpDownloader):
 
         Addresses are compared only when a GET or HEAD waits too long."""
         seconds = max(0.01, self._settings.fetch_seconds + call.began - sent_at)
-        if route.has_answered or not route.spares or call.request.method not in REPEATABLE:
+        if route.has_answered or not route.spares or call.request.method not in SAFE_METHODS:
             reply = await self._ask(client, call, headers, seconds)
         else:
-            reply = await raced(
+            reply = await race_addresses(
                 self._ask(client, call, headers, seconds),
                 (route.address, *route.spares),
-                call.goal.port,
+                call.target_url.port,
                 seconds=self._settings.connect_seconds,
             )
         route.has_answered = True
@@ -282,11 +286,11 @@ class Http2Downloader(HttpDownloader):
 
     async def _send_by_proxy(self, call: HttpCall, proxies: tuple[Proxy, ...]) -> HttpReply:
         """Send through the first proxy that reaches the host; try the next one if nothing was sent yet."""
-        goal = call.goal
-        if goal.address:
-            check_address(goal.address, self._settings.allow_private)
+        target_url = call.target_url
+        if target_url.address:
+            check_address(target_url.address, self._settings.allow_private)
         elif not self._settings.allow_private:
-            await self._addresses(goal.host)
+            await self._addresses(target_url.host)
         fault: FetchError | None = None
         for proxy in proxies:
             client = await self._proxy_client(proxy)
@@ -295,13 +299,15 @@ class Http2Downloader(HttpDownloader):
             try:
                 reply = await self._ask(client, call, _map(call), self._settings.fetch_seconds)
             except Exception as error:  # every error of the client becomes the result of this page
-                guilty = blame(error, is_tls=goal.is_tls)
-                said = translate(error, f"{goal.host} through {proxy.name}")
-                fault = await self._proxies.fault(proxy, goal.host, guilty, said)
-                if guilty == "host" or not connecting(error):
+                guilty = blame(error, is_tls=target_url.is_tls)
+                said = translate(error, f"{target_url.host} through {proxy.name}")
+                fault = await self._proxies.fault(proxy, target_url.host, guilty, said)
+                if guilty == "host" or not failed_before_sending(error):
                     break
                 continue
-            if (fault := self._proxies.answered(proxy, goal.host, reply.status, is_tls=goal.is_tls)) is not None:
+            if (
+                fault := self._proxies.answered(proxy, target_url.host, reply.status, is_tls=target_url.is_tls)
+            ) is not None:
                 continue
             return reply._replace(fetched_at=fetched_at, sent_at=sent_at, via=proxy.name)
         assert fault is not None
@@ -319,28 +325,28 @@ class Http2Downloader(HttpDownloader):
             self._proxy_clients.move_to_end(proxy)
         return client
 
-    async def _find_route(self, goal: Goal, known: Route[Any] | None) -> Route[Any]:
+    async def _find_route(self, target_url: CheckedUrl, known: Route[Any] | None) -> Route[Any]:
         """Return a route. Building a client needs file descriptors: if none are left, close older clients first."""
         for _ in range(FILES_TRIES):
             try:
-                return await self._open_route(goal, known)
+                return await self._open_route(target_url, known)
             except FetchError:
                 raise
             except Exception:  # without file descriptors, the builder raises errors of many kinds
-                self._routes.shed()
+                self._routes.drop_older()
                 await self._clock.sleep(FILES_WAIT_SECONDS)
-        return await self._open_route(goal, known)
+        return await self._open_route(target_url, known)
 
-    async def _open_route(self, goal: Goal, known: Route[Any] | None) -> Route[Any]:
-        if goal.address:
-            check_address(goal.address, self._settings.allow_private)
-            return await self._routes.open(Route(goal.host, goal.address, (), inf))
-        addresses, expires_at = await self._addresses(goal.host)
-        if known is not None and known.address in addresses and self._routes.find(goal.host) is known:
+    async def _open_route(self, target_url: CheckedUrl, known: Route[Any] | None) -> Route[Any]:
+        if target_url.address:
+            check_address(target_url.address, self._settings.allow_private)
+            return await self._routes.open(Route(target_url.host, target_url.address, (), inf))
+        addresses, expires_at = await self._addresses(target_url.host)
+        if known is not None and known.address in addresses and self._routes.find(target_url.host) is known:
             known.spares = tuple(address for address in addresses if address != known.address)[:MAX_SPARES]
             known.expires_at = expires_at
             return known
-        return await self._routes.open(Route(goal.host, addresses[0], addresses[1 : 1 + MAX_SPARES], expires_at))
+        return await self._routes.open(Route(target_url.host, addresses[0], addresses[1 : 1 + MAX_SPARES], expires_at))
 
     # The blocking downloader overrides the methods below.
 
@@ -364,11 +370,14 @@ class Http2Downloader(HttpDownloader):
 
     async def _ask(self, client: Client, call: HttpCall, headers: HeaderMap | None, seconds: float) -> HttpReply:
         """Send one request and read the response up to the size limit."""
-        builder = prepared(client, call, headers, seconds)
+        builder = build_request(client, call, headers, seconds)
         # Without the 0 it would return only with the first part of the body, and the headers' time would be wrong.
         async with builder.streamed_read_buffer_limit(0).build_streamed() as response:
             body = Body(
-                call, response, self._clock.monotonic(), keeps_over=self._keeps(call.request.label, "max_body_bytes:?")
+                call,
+                response,
+                self._clock.monotonic(),
+                truncates=self._accepts_cut(call.request.label, "max_body_bytes:?"),
             )
             try:
                 while body.wants_more and (piece := await response.body_reader.read_chunk()) is not None:
@@ -381,9 +390,9 @@ class Http2Downloader(HttpDownloader):
 class Body:
     """The response to one call as it arrives, for both the asynchronous and the blocking client."""
 
-    def __init__(self, call: HttpCall, response: Any, headers_at: float, *, keeps_over: bool) -> None:
+    def __init__(self, call: HttpCall, response: Any, headers_at: float, *, truncates: bool) -> None:
         self._status, self._version, self._headers_at = response.status, response.version, headers_at
-        self._headers, dropped = readable(response.headers)
+        self._headers, dropped = decode_headers(response.headers)
         self._cut = ""
         self._dropped = f"headers:{dropped}" if dropped else ""
         self._whole = BytesIO()
@@ -397,7 +406,7 @@ class Body:
                 break
             if name == "content-length":
                 self._length = int(value) if value.isascii() and value.isdigit() else None
-        if self.wants_more and (self._length or 0) > self._max_bytes and not keeps_over:
+        if self.wants_more and (self._length or 0) > self._max_bytes and not truncates:
             raise TooLarge(f"body of more than {self._max_bytes} bytes")
 
     def add(self, piece: Any) -> None:
@@ -411,7 +420,7 @@ class Body:
 
     def broke_off(self, error: PyreqwestError) -> None:
         lost = "?" if self._length is None else self._length - self._whole.tell()
-        self._cut = f"{broken_off(error, has_length=self._length is not None)}:{lost}"
+        self._cut = f"{cut_reason(error, has_length=self._length is not None)}:{lost}"
 
     def reply(self) -> HttpReply:
         cut = f"{self._cut} {self._dropped}".strip()
@@ -420,9 +429,9 @@ class Body:
         )
 
 
-def prepared(client: Any, call: HttpCall, headers: HeaderMap | None, seconds: float) -> Any:
+def build_request(client: Any, call: HttpCall, headers: HeaderMap | None, seconds: float) -> Any:
     """Build the request, for either kind of client."""
-    builder = client.request(call.request.method, call.goal.url).timeout(timedelta(seconds=seconds))
+    builder = client.request(call.request.method, call.target_url.url).timeout(timedelta(seconds=seconds))
     if headers is not None:
         builder = builder.headers(headers)
     if call.body:
@@ -430,7 +439,7 @@ def prepared(client: Any, call: HttpCall, headers: HeaderMap | None, seconds: fl
     return builder
 
 
-def readable(headers: HeaderMap) -> tuple[Headers, int]:
+def decode_headers(headers: HeaderMap) -> tuple[Headers, int]:
     """Return the headers that the library can decode, and the number of those that it cannot."""
     try:
         return tuple(headers.items()), 0

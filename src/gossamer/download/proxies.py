@@ -24,11 +24,11 @@ log = logging.getLogger("gossamer.download")
 Blame = Literal["proxy", "host", "either", "unknown"]
 DIRECT = "direct"
 SCHEMES = ("http", "https", "socks5", "socks5h")
-TURNS = 3
+MAX_TRIES = 3
 """Max proxies tried for one request."""
-REST_SECONDS = 10.0
-LONGEST_REST_SECONDS = 600.0
-DOUBTFUL_HOSTS = 5
+BACKOFF_SECONDS = 10.0
+MAX_BACKOFF_SECONDS = 600.0
+MAX_FAULTY_HOSTS = 5
 """Number of consecutive hosts that must fail, with no success in between, before the proxy is blamed."""
 GIVE_UP_SECONDS = 86_400.0
 """Seconds without any working proxy after which requests fail, so that the crawl can end."""
@@ -41,7 +41,18 @@ class Proxy:
     """A forward proxy and its health; `name` is its address without the credentials."""
 
     __slots__ = (
-        *("_address", "_doubts", "credentials", "failures", "host", "name", "on_trial", "port", "ready_at", "scheme"),
+        *(
+            "_address",
+            "_faulty_hosts",
+            "credentials",
+            "failures",
+            "host",
+            "name",
+            "on_trial",
+            "port",
+            "ready_at",
+            "scheme",
+        ),
         "speaks_http",
     )
 
@@ -58,32 +69,32 @@ class Proxy:
         self.failures = 0
         self.ready_at = -inf
         self.on_trial = False
-        self._doubts: set[str] = set()
+        self._faulty_hosts: set[str] = set()
 
     def builder(self) -> ProxyBuilder:
         """Return a builder for one client; the library consumes it, so each client needs its own."""
         return ProxyBuilder.all(self._address)
 
-    def doubt(self, host: str) -> bool:
+    def record_host_fault(self, host: str) -> bool:
         """Record a fault that may be the host's; return True once too many hosts failed."""
-        self._doubts.add(host)
-        return len(self._doubts) >= DOUBTFUL_HOSTS
+        self._faulty_hosts.add(host)
+        return len(self._faulty_hosts) >= MAX_FAULTY_HOSTS
 
-    def rest(self, now: float) -> bool:
+    def back_off(self, now: float) -> bool:
         """Back off, longer with each consecutive fault; return False if it is backing off already."""
         if self.ready_at > now and self.failures and not self.on_trial:
             # Requests that were in progress together count as one fault.
             return False
         self.failures += 1
         self.on_trial = False
-        self.ready_at = now + min(REST_SECONDS * 2 ** (self.failures - 1), LONGEST_REST_SECONDS)
-        self._doubts.clear()
+        self.ready_at = now + min(BACKOFF_SECONDS * 2 ** (self.failures - 1), MAX_BACKOFF_SECONDS)
+        self._faulty_hosts.clear()
         return True
 
-    def healed(self) -> None:
+    def mark_healthy(self) -> None:
         """Mark it healthy: a request succeeded."""
         self.failures, self.ready_at, self.on_trial = 0, -inf, False
-        self._doubts.clear()
+        self._faulty_hosts.clear()
 
 
 class Proxies:
@@ -118,16 +129,16 @@ class Proxies:
         ready = [proxy for proxy in among if proxy.ready_at <= now]
         if not ready:
             # A trial in progress ends sooner than its timeout.
-            wait = min(min(proxy.ready_at - now, REST_SECONDS if proxy.on_trial else inf) for proxy in among)
+            wait = min(min(proxy.ready_at - now, BACKOFF_SECONDS if proxy.on_trial else inf) for proxy in among)
             if now - self._well_at > GIVE_UP_SECONDS:
                 raise ConnectFailed("no proxy has answered for a day")
             raise ProxyFailed(f"none of {len(among)} proxies works", wait_seconds=wait)
         if self._in_turn and not via:
             self._turn += 1
-            chosen = [ready[(self._turn + step) % len(ready)] for step in range(min(TURNS, len(ready)))]
+            chosen = [ready[(self._turn + step) % len(ready)] for step in range(min(MAX_TRIES, len(ready)))]
         else:
             key = via or site
-            turns = 1 if via else TURNS
+            turns = 1 if via else MAX_TRIES
             chosen = nlargest(turns, ready, key=lambda proxy: _rank(key, proxy.name))
         if chosen[0].failures:
             # One request tests whether it is healthy again; the others skip it meanwhile.
@@ -140,16 +151,16 @@ class Proxies:
             return self._failed(proxy, "wrong proxy credentials")
         if status in _GATEWAY and not is_tls and proxy.speaks_http:
             # The proxy or the host may have sent it; many hosts in a row point to the proxy.
-            return self._failed(proxy, f"status {status} for every host") if proxy.doubt(host) else None
+            return self._failed(proxy, f"status {status} for every host") if proxy.record_host_fault(host) else None
         self._well_at = self._clock.monotonic()
-        proxy.healed()
+        proxy.mark_healthy()
         return None
 
     async def fault(self, proxy: Proxy, host: str, blame: Blame, error: FetchError) -> FetchError:
         """Attribute a fault on the way to `host` to the proxy, which then backs off, or to the host."""
         if blame == "unknown":
             blame = "either" if await self._is_there(proxy) else "proxy"
-        if blame == "either" and proxy.doubt(host):
+        if blame == "either" and proxy.record_host_fault(host):
             blame = "proxy"
         if blame == "proxy":
             return self._failed(proxy, str(error))
@@ -160,7 +171,7 @@ class Proxies:
 
     def _failed(self, proxy: Proxy, why: str) -> ProxyFailed:
         now = self._clock.monotonic()
-        if proxy.rest(now):
+        if proxy.back_off(now):
             log.warning("proxy %s is skipped for %.0f s: %s", proxy.name, proxy.ready_at - now, why)
         return ProxyFailed(f"proxy {proxy.name}: {why}", wait_seconds=proxy.ready_at - now)
 

@@ -51,7 +51,7 @@ class Route(Generic[C]):
     def is_literal(self) -> bool:
         return self.host.strip("[]") == self.address
 
-    def ended(self, now: float) -> bool:
+    def closed_early(self, now: float) -> bool:
         """Record a close before the response; return whether it may be a kept-alive connection that timed out.
 
         Some servers close connections without notice. After the second time, none is kept alive."""
@@ -85,7 +85,7 @@ class Routes(Generic[C]):
 
     def __exit__(self, *_: object) -> None:
         self._users -= 1
-        self._notice_all_wait()
+        self._check_all_wait()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -105,7 +105,7 @@ class Routes(Generic[C]):
             waiting = self._waiting[route.host] = (route, asyncio.get_running_loop().create_future())
             if self._builder is None or self._builder.done():
                 self._builder = asyncio.create_task(self._build_waiting())
-            self._notice_all_wait()
+            self._check_all_wait()
         await asyncio.shield(waiting[1])
         return waiting[0]
 
@@ -114,7 +114,7 @@ class Routes(Generic[C]):
         if not route.is_literal and self._table.get(route.host) is route:
             del self._table[route.host]
 
-    def shed(self) -> None:
+    def drop_older(self) -> None:
         """Drop the older half of the generations, and with them their idle connections."""
         for _ in range((len(self._generations) + 1) // 2):
             self._retire()
@@ -162,7 +162,7 @@ class Routes(Generic[C]):
         """Wait for more hosts, unless the last client is old enough, or no fetch is left that could add one."""
         wait = self._next_build_at - self._clock.monotonic()
         self._all_wait.clear()
-        self._notice_all_wait()
+        self._check_all_wait()
         if wait > 0 and not self._all_wait.is_set():
             try:
                 async with asyncio.timeout(wait):
@@ -170,7 +170,7 @@ class Routes(Generic[C]):
             except TimeoutError:
                 pass
 
-    def _notice_all_wait(self) -> None:
+    def _check_all_wait(self) -> None:
         if self._waiting and len(self._waiting) >= min(self._users, GENERATION_HOSTS):
             self._all_wait.set()
 

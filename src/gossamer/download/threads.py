@@ -13,7 +13,7 @@ from pyreqwest.http import HeaderMap
 from gossamer.clock import Clock
 from gossamer.download.client import HttpCall, HttpReply
 from gossamer.download.dns import NameResolver
-from gossamer.download.http2 import Body, Http2Downloader, prepared
+from gossamer.download.http2 import Body, Http2Downloader, build_request
 from gossamer.download.proxies import Proxy
 from gossamer.settings import Settings
 
@@ -52,10 +52,13 @@ class ThreadDownloader(Http2Downloader):
     def _exchange_blocking(
         self, client: SyncClient, call: HttpCall, headers: HeaderMap | None, seconds: float
     ) -> HttpReply:
-        builder = prepared(client, call, headers, seconds)
+        builder = build_request(client, call, headers, seconds)
         with builder.streamed_read_buffer_limit(0).build_streamed() as response:
             body = Body(
-                call, response, self._clock.monotonic(), keeps_over=self._keeps(call.request.label, "max_body_bytes:?")
+                call,
+                response,
+                self._clock.monotonic(),
+                truncates=self._accepts_cut(call.request.label, "max_body_bytes:?"),
             )
             try:
                 while body.wants_more and (piece := response.body_reader.read_chunk()) is not None:

@@ -11,7 +11,7 @@ import msgspec
 from pyreqwest.client import ClientBuilder
 
 from gossamer.clock import Clock
-from gossamer.download.base import Downloader, Locates
+from gossamer.download.base import AddressLookup, Downloader
 from gossamer.download.headers import read_authorities
 from gossamer.errors import BadCertificate, ConfigError, ConnectFailed, FetchError, TlsRefused
 from gossamer.model import Request, Response
@@ -129,8 +129,8 @@ def _no_password() -> str:
     return ""
 
 
-REMEMBERED_SECONDS = 600.0
-MAX_REMEMBERED = 4096
+FAULT_MEMORY_SECONDS = 600.0
+MAX_FAULTS = 4096
 
 
 def read_identity(client_cert: str) -> bytes:
@@ -153,10 +153,12 @@ def read_identity(client_cert: str) -> bytes:
 def without_credentials(settings: Settings) -> Settings:
     """Return the settings without credentials, for servers that could not prove their identity."""
     sites = {
-        site: msgspec.structs.replace(own, headers=_public(own.headers), auth="", client_cert="")
+        site: msgspec.structs.replace(own, headers=_without_credentials(own.headers), auth="", client_cert="")
         for site, own in settings.sites.items()
     }
-    return msgspec.structs.replace(settings, headers=_public(settings.headers), sites=sites, secrets=(), client_cert="")
+    return msgspec.structs.replace(
+        settings, headers=_without_credentials(settings.headers), sites=sites, secrets=(), client_cert=""
+    )
 
 
 class SiteDownloaders:
@@ -171,7 +173,7 @@ class SiteDownloaders:
 
     async def address_of(self, request: Request) -> str:
         """Return the address that the request will connect to."""
-        return await self._common.address_of(request) if isinstance(self._common, Locates) else ""
+        return await self._common.address_of(request) if isinstance(self._common, AddressLookup) else ""
 
     async def aclose(self) -> None:
         """Close all downloaders."""
@@ -201,19 +203,19 @@ class RecordingDownloader:
                     raise
                 fault = str(error)
                 self._remember(home, fault)
-        headers = _public(request.headers or {}) or None
+        headers = _without_credentials(request.headers or {}) or None
         response = await self._lax.fetch(msgspec.structs.replace(request, headers=headers, body=b""))
         return msgspec.structs.replace(response, tls_fault=fault)
 
     def _remember(self, home: str, fault: str) -> None:
-        self._bad[home] = (self._clock.monotonic() + REMEMBERED_SECONDS, fault)
+        self._bad[home] = (self._clock.monotonic() + FAULT_MEMORY_SECONDS, fault)
         self._bad.move_to_end(home)
-        while len(self._bad) > MAX_REMEMBERED:
+        while len(self._bad) > MAX_FAULTS:
             self._bad.popitem(last=False)
 
     async def address_of(self, request: Request) -> str:
         """Return the address that the request will connect to."""
-        return await self._strict.address_of(request) if isinstance(self._strict, Locates) else ""
+        return await self._strict.address_of(request) if isinstance(self._strict, AddressLookup) else ""
 
     async def aclose(self) -> None:
         """Close both."""
@@ -221,5 +223,5 @@ class RecordingDownloader:
         await self._lax.aclose()
 
 
-def _public(headers: Mapping[str, str]) -> dict[str, str]:
+def _without_credentials(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in CREDENTIALS and "${" not in value}

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from gossamer.clock import Clock
-from gossamer.download.base import Locates
+from gossamer.download.base import AddressLookup
 from gossamer.model import Request
 
 log = logging.getLogger("gossamer.engine")
@@ -157,8 +157,8 @@ async def regulate(slots: Slots, measures: Measures, clock: Clock, *, changed: C
 class AddressLimits:
     """The per-address limit of one worker; addresses without fetches are dropped."""
 
-    def __init__(self, locates: Locates, most: int) -> None:
-        self._locates, self._most = locates, most
+    def __init__(self, lookup: AddressLookup, most: int) -> None:
+        self._locates, self._most = lookup, most
         self._places: dict[str, Slots] = {}
 
     async def locate(self, request: Request) -> str:

@@ -12,7 +12,7 @@ from gossamer import urls
 from gossamer.cut import drops_text
 from gossamer.engine.traps import place_of, prefix_of
 from gossamer.extract.page import Page
-from gossamer.extract.text import main_text, text_beside_links
+from gossamer.extract.text import main_text, text_outside_links
 from gossamer.model import Lease
 from gossamer.settings import Settings
 
@@ -131,7 +131,7 @@ class TextFingerprints:
             target, origin = urls.path_query(page.url), urls.origin(page.url)
             alike = self._has_last_title(page, origin + prefix_of(target))
             if (place := place_of(target)) and self._has_last_title(page, f"?{origin}{place}"):
-                beside = simhash(text_beside_links(page.tree))
+                beside = simhash(text_outside_links(page.tree))
         if not alike and not self._for_changes and not self._for_all:
             return TextFingerprint(beside=beside)
         text = main_text(page.tree)

@@ -24,11 +24,11 @@ from gossamer.engine.links import Linker
 from gossamer.engine.near_duplicates import TextFingerprint, TextFingerprints
 from gossamer.engine.robots_txt import product_token
 from gossamer.errors import ExtractError, TooCostly
-from gossamer.extract.items import Dropped, ItemPipeline, Schemas, sound
-from gossamer.extract.links import LOST, LinkMemo
+from gossamer.extract.items import Dropped, ItemPipeline, Schemas, checked_request
+from gossamer.extract.links import LOST, LinkCache
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type, make
-from gossamer.extract.text import LEAST_SHARE
+from gossamer.extract.text import MIN_MAIN_SHARE
 from gossamer.middleware import compose
 from gossamer.model import Exchange, PageRow, Record, Rejected, Request, Response
 from gossamer.settings import Settings
@@ -109,7 +109,7 @@ class SpiderRunner:
         self._spider = spider
         self._settings = settings
         self._guard = guard or Guard()
-        self._memo = LinkMemo()
+        self._link_cache = LinkCache()
         self._robot = product_token(settings.user_agent)
         self._looks = TextFingerprints(settings)
         types = spider.item_types or [load_type(reference) for reference in settings.item_types]
@@ -146,7 +146,7 @@ class SpiderRunner:
         page = Page(
             response,
             request,
-            memo=self._memo,
+            link_cache=self._link_cache,
             robot=self._robot,
             nofollow=self._settings.nofollow,
             max_links=self._settings.max_links,
@@ -173,7 +173,7 @@ class SpiderRunner:
                 meter.handling(False)
             for found in given:
                 if isinstance(found, Request):
-                    requests.append(sound(found))
+                    requests.append(checked_request(found))
                 elif found is not None:
                     taken = await self._intake.take(found, page.url)
                     if isinstance(taken, Rejected):
@@ -216,7 +216,7 @@ class SpiderRunner:
     def _markdown(self, page: Page) -> str:
         if not page.is_html:
             return ""
-        if page.main_share < LEAST_SHARE:
+        if page.main_share < MIN_MAIN_SHARE:
             log.info("%s: the main part is %.0f %% of the visible text", page.url, page.main_share * 100)
         return page.markdown
 

@@ -30,7 +30,7 @@ from contextlib import aclosing
 from typing import Any
 
 from gossamer.clock import Clock
-from gossamer.download.base import Remembers
+from gossamer.download.base import LearnsSites
 from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Result, Store
 from gossamer.engine.concurrency import AddressLimits, Machine, Measures, Slots, first_limit, regulate
@@ -70,7 +70,7 @@ class Engine:
         places: Places | None = None,
         trail: RequestLog | None = None,
         jar: CookieJar | None = None,
-        remembers: Remembers | None = None,
+        remembers: LearnsSites | None = None,
         loads: SubresourceRobots | None = None,
         address_limits: AddressLimits | None = None,
         visits: Callable[..., Visit] = Visit,

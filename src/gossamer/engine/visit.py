@@ -41,7 +41,7 @@ import msgspec
 from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.cut import CUT, counted, drops_text
-from gossamer.download.base import Remembers, check_before_sending
+from gossamer.download.base import LearnsSites, check_before_sending
 from gossamer.engine import allocator
 from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Listed, Result
@@ -191,7 +191,7 @@ class Context:
     """Set where there is a request log."""
     jar: CookieJar | None = None
     """Set where cookies are stored; they are part of the site state."""
-    remembers: Remembers | None = None
+    remembers: LearnsSites | None = None
     """Set where the downloader learns about sites."""
     address_limits: AddressLimits | None = None
     """Set where fetches per address are limited."""

@@ -23,7 +23,7 @@ import cchardet
 
 from gossamer.extract import mime
 
-MAX_MISTAKES = 2000
+MAX_ERRORS = 2000
 """After this many errors, the text is decoded by Python's own codec, which is faster: it is not in that encoding."""
 MAX_RUNS = 50_000
 """The same limit for short runs, or errors, in ISO-2022-JP."""
@@ -74,7 +74,7 @@ _WIDE = {chr(half): normalize("NFKC", chr(half)) for half in range(0xFF61, 0xFF9
     "\uff9f": "\u309c",
 }
 # Byte sequences that Python decodes as a letter that has another encoding too: text before it, and the letter.
-_STRAY = {
+_DUPLICATES = {
     "big5": (
         re.compile(rb"(?:[\x00-\x80\xff]|(?!\xa2[AB])[\x81-\xfe][\x40-\x7e\x80-\xff]?+)*+"),
         {b"\xa2A": "\u2215", b"\xa2B": "\ufe68"},
@@ -109,9 +109,9 @@ def _pieces(body: bytes, name: str) -> Iterator[str]:
         yield from _iso_2022_jp(body)
         return
     start = 0
-    before, strays = _STRAY.get(name, (_NOTHING, {}))
+    before, strays = _DUPLICATES.get(name, (_NOTHING, {}))
     if any(stray in body for stray in strays):
-        for _ in range(MAX_MISTAKES):
+        for _ in range(MAX_ERRORS):
             upto = before.match(body, start).end()  # type: ignore[union-attr]
             size = next((len(stray) for stray in strays if body.startswith(stray, upto)), 0)
             if not size:
@@ -164,15 +164,15 @@ def _run(letters: bytes, state: bytes) -> str:
     return text.replace("\\", "\xa5").replace("~", "\u203e") if state == b"(J" else text
 
 
-def encode_legacy(text: str, name: str, lacking: Callable[[str], bytes]) -> bytes:
-    """Encode a text; `lacking` supplies the bytes for letters that the encoding does not have."""
+def encode_legacy(text: str, name: str, encode_missing: Callable[[str], bytes]) -> bytes:
+    """Encode a text; `encode_missing` supplies the bytes for letters that the encoding does not have."""
     if name == "iso-2022-jp":
-        return b"".join(_escaped(text, lacking))
+        return b"".join(_escaped(text, encode_missing))
     places = _legacy_places(name)
     if name != "gb18030":
-        return b"".join(places.get(letter) or _ascii(letter) or lacking(letter) for letter in text)
+        return b"".join(places.get(letter) or _ascii(letter) or encode_missing(letter) for letter in text)
     return b"".join(
-        places.get(letter) or (lacking(letter) if letter == "\ue5e5" else letter.encode("gb18030", "replace"))
+        places.get(letter) or (encode_missing(letter) if letter == "\ue5e5" else letter.encode("gb18030", "replace"))
         for letter in text
     )
 
@@ -215,7 +215,7 @@ def _written_leads(name: str) -> list[int]:
     return list(range(0x81, 0xFF))
 
 
-def _escaped(text: str, lacking: Callable[[str], bytes]) -> Iterator[bytes]:
+def _escaped(text: str, encode_missing: Callable[[str], bytes]) -> Iterator[bytes]:
     """Encode as ISO-2022-JP, which has a state: ASCII, Roman (with yen and overline), or pairs."""
     state, places = b"(B", _legacy_places("euc-jp")
     for letter in text:
@@ -229,9 +229,9 @@ def _escaped(text: str, lacking: Callable[[str], bytes]) -> Iterator[bytes]:
             yield b"\x1b" + wanted
             state = wanted
         if letter in "\x0e\x0f\x1b":
-            yield lacking(_BAD)
+            yield encode_missing(_BAD)
         else:
-            yield _ROMAN.get(letter) or bytes(byte & 0x7F for byte in pair) or _ascii(letter) or lacking(letter)
+            yield _ROMAN.get(letter) or bytes(byte & 0x7F for byte in pair) or _ascii(letter) or encode_missing(letter)
     if state != b"(B":
         yield b"\x1b(B"
 
@@ -246,7 +246,7 @@ def _jis(row: int, cell: int) -> str:
         return _BAD
 
 
-def _mistake(name: str, data: bytes, at: int) -> tuple[str, int]:
+def _replacement(name: str, data: bytes, at: int) -> tuple[str, int]:
     """Return the replacement for a sequence that Python cannot decode, and its length in bytes."""
     lead, trail = data[at], data[at + 1] if at + 1 < len(data) else 0
     if name in ("gbk", "gb18030"):
@@ -285,10 +285,10 @@ def _register(name: str) -> None:
         if not isinstance(error, UnicodeDecodeError):
             raise error
         # Python reuses one exception for all errors of a text, so it can count them.
-        error.mistakes = getattr(error, "mistakes", 0) + 1  # type: ignore[attr-defined]
-        if error.mistakes > MAX_MISTAKES:  # type: ignore[attr-defined]
+        error.error_count = getattr(error, "mistakes", 0) + 1  # type: ignore[attr-defined]
+        if error.error_count > MAX_ERRORS:  # type: ignore[attr-defined]
             return error.object[error.start :].decode(_LEGACY_CODECS[name], "replace"), len(error.object)
-        found, taken = _mistake(name, error.object, error.start)
+        found, taken = _replacement(name, error.object, error.start)
         return found, min(error.start + taken, len(error.object))
 
     codecs.register_error(_handler(name), handle)
@@ -297,10 +297,10 @@ def _register(name: str) -> None:
 for _name in _LEGACY_CODECS:
     _register(_name)
 
-MOST_BYTES = 48
+MAX_NON_ASCII_BYTES = 48
 """With more non-ASCII bytes than this, the detector is more reliable."""
 _FEW = 3
-_PLACES = {
+_COUNTRIES = {
     "windows-1251 koi8-u": "ru su by kz kg mn mk rs tj ua xn--p1ai xn--j1amh xn--80ao21a xn--90a3ac xn--90ais",
     "windows-1251": "bg xn--90ae",
     "windows-1250 iso-8859-2": "cz sk hr ba me al",
@@ -318,7 +318,7 @@ _PLACES = {
     "big5 gbk": "tw hk mo xn--kpry57d xn--kprw13d xn--j6w193g",
     "euc-kr": "kr xn--3e0b707e",
 }
-_BY_PLACE = {place: tuple(names.split()) for names, places in _PLACES.items() for place in places.split()}
+_BY_COUNTRY = {place: tuple(names.split()) for names, places in _COUNTRIES.items() for place in places.split()}
 _LATIN_NAMES = "windows-1250 windows-1252 windows-1254 windows-1257 windows-1258 iso-8859-2 iso-8859-15"
 _LATIN = frozenset(_LATIN_NAMES.split())
 _DOUBLE = frozenset({"shift_jis", "euc-jp", "gbk", "big5", "euc-kr"})
@@ -339,12 +339,12 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2018\u2019\xb4\xb7][^\W\d_]+)*")
 
 
-def likeliest(sample: bytes, tld: str, detected: str, decode: Callable[[bytes, str], str]) -> str:
+def guess_by_country(sample: bytes, tld: str, detected: str, decode: Callable[[bytes, str], str]) -> str:
     """Guess the encoding of a short sample from the host's top-level domain; fall back to the detected one."""
-    if len(sample.translate(None, bytes(range(0x80)))) > MOST_BYTES:
+    if len(sample.translate(None, bytes(range(0x80)))) > MAX_NON_ASCII_BYTES:
         return detected
-    names, longest = (_BY_PLACE[tld], 5) if tld in _BY_PLACE else (("windows-1252",), 2)
-    is_of_a_country = len(tld) == 2 or tld in _BY_PLACE
+    names, longest = (_BY_COUNTRY[tld], 5) if tld in _BY_COUNTRY else (("windows-1252",), 2)
+    is_of_a_country = len(tld) == 2 or tld in _BY_COUNTRY
     told = ((_faults(decode(sample, name), name, longest), name) for name in names)
     fitting = [(faults, name) for faults, name in told if faults is not None]
     if not fitting:
@@ -371,8 +371,8 @@ def _faults(text: str, name: str, longest: int) -> int | None:
     script = _SCRIPTS.get(name)
     if script is not None:
         odd = sum(len(re.sub(f"[{script}{_SIGNS}]", "", run)) for run in runs)
-        return odd + _turns(text)
-    return sum(_latin_faults(text, longest)) + _turns(text)
+        return odd + _inner_capitals(text)
+    return sum(_latin_faults(text, longest)) + _inner_capitals(text)
 
 
 def _latin_faults(text: str, longest: int) -> Iterator[int]:
@@ -388,7 +388,7 @@ def _latin_faults(text: str, longest: int) -> Iterator[int]:
         yield sum(letter in _SIGNS and letter not in "\u2018\u2019\xb4\xb7" for letter in run[0]) * is_inside
 
 
-def _turns(text: str) -> int:
+def _inner_capitals(text: str) -> int:
     """Count the words with a capital after a lower-case letter."""
     words = _WORD.findall(text)
     return sum(any(one.islower() and other.isupper() for one, other in pairwise(word)) for word in words)
@@ -515,7 +515,7 @@ _XML_ENCODING = re.compile(
 
 def detect(body: bytes, content_type: str = "", *, host: str = "") -> str:
     """Return the name, in lower case, of the encoding that a browser would use for the body; never empty."""
-    return declared(body, content_type) or guessed(body, host)
+    return declared(body, content_type) or guess(body, host)
 
 
 def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES) -> str | None:
@@ -532,7 +532,7 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
     return _prescan(body[:within])
 
 
-def guessed(body: bytes, host: str = "") -> str:
+def guess(body: bytes, host: str = "") -> str:
     """Guess the encoding of a body that declares none: UTF-8 if valid, then a late `<meta>`, then the detector.
 
     With few non-ASCII letters, the country of the host is the better evidence."""
@@ -545,9 +545,9 @@ def guessed(body: bytes, host: str = "") -> str:
     # Markup and long scripts would only dilute the few bytes that carry information.
     sample = body[max(0, start - DETECT_BYTES // 4) :][:DETECT_BYTES]
     foreign = b" ".join(run for run in _RUNS.split(sample) if not run.isascii())
-    found = _likeliest(foreign if len(foreign) >= DETECT_LEAST_BYTES else foreign * 8)
+    found = _detected(foreign if len(foreign) >= DETECT_LEAST_BYTES else foreign * 8)
     tld = host.rpartition(".")[2].lower()
-    return likeliest(foreign, "" if tld.isdecimal() else tld, found, decode)
+    return guess_by_country(foreign, "" if tld.isdecimal() else tld, found, decode)
 
 
 def _first_fault(body: bytes, name: str) -> int | None:
@@ -563,7 +563,7 @@ def _first_fault(body: bytes, name: str) -> int | None:
     return None
 
 
-def _likeliest(sample: bytes) -> str:
+def _detected(sample: bytes) -> str:
     word = cchardet.detect(sample)
     found, sure = (word["encoding"] or "").lower(), (word["confidence"] or 0.0) >= DETECT_CONFIDENCE
     name = _DETECTED.get(found) or NAMES.get(found, "")
@@ -610,17 +610,17 @@ def decode(body: bytes, encoding: str) -> str:
     return body.removeprefix(_MARKS[name]).decode(name, "replace")
 
 
-def encode(text: str, encoding: str, lacking: Callable[[str], bytes]) -> bytes:
-    """Encode a text as a browser submits it; `lacking` supplies the bytes for letters that the encoding does not have.
+def encode(text: str, encoding: str, encode_missing: Callable[[str], bytes]) -> bytes:
+    """Encode a text as a browser submits it; `encode_missing` supplies the bytes for missing letters.
 
     UTF-16 is never submitted: browsers use UTF-8 instead."""
     name = NAMES.get(encoding.lower(), DEFAULT)
     if name in ENCODINGS:
-        return encode_legacy(text, name, lacking)
+        return encode_legacy(text, name, encode_missing)
     if name in _MULTIBYTE or name == "replacement":
         return text.encode("utf-8", "replace")
     places = _places(name)
-    return b"".join(places.get(letter) or lacking(letter) for letter in text)
+    return b"".join(places.get(letter) or encode_missing(letter) for letter in text)
 
 
 def codec(encoding: str) -> str:

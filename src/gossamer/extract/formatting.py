@@ -15,9 +15,9 @@ from collections import Counter
 
 from turbohtml import TokenType, tokenize
 
-MOST_REOPENED = 2_000_000
+MAX_REOPENED = 2_000_000
 """Max elements that reopened formatting may add to a page."""
-MOST_MERGED = 4_000_000
+MAX_MERGED = 4_000_000
 """Max attributes, of 24 bytes each, that repeated `<html>` and `<body>` tags may copy."""
 _MOST_ROOTS = 8
 """Number of these tags that is always allowed."""
@@ -53,30 +53,30 @@ def is_suspicious(body: bytes) -> bool:
     tags = body.count(b"<")
     if _merges_too_many(tags, len(body)) and _merges_too_many(len(_ROOT.findall(body)), len(body)):
         return True
-    if tags * tags <= 4 * MOST_REOPENED:
+    if tags * tags <= 4 * MAX_REOPENED:
         return False
     ends = _START.findall(body)
     bare = ends.count(b">")
-    return (len(ends) - bare + min(bare, _BARE)) * tags > MOST_REOPENED
+    return (len(ends) - bare + min(bare, _BARE)) * tags > MAX_REOPENED
 
 
-def without_excess(markup: str) -> tuple[str, int]:
+def drop_excess_tags(markup: str) -> tuple[str, int]:
     """Drop the tags that would create too many elements or attributes; return the markup and how many were dropped."""
-    markup, roots = _without_roots(markup)
-    if count_reopened(markup) <= MOST_REOPENED:
+    markup, roots = _drop_repeated_roots(markup)
+    if count_reopened(markup) <= MAX_REOPENED:
         return markup, roots
     markup, dropped = _TAG.subn(_DROPPED, markup)
     return markup, roots + dropped
 
 
 def _merges_too_many(roots: int, size: int) -> bool:
-    return roots > _MOST_ROOTS and roots * size > _ATTRIBUTE_BYTES * MOST_MERGED
+    return roots > _MOST_ROOTS and roots * size > _ATTRIBUTE_BYTES * MAX_MERGED
 
 
-def _without_roots(markup: str) -> tuple[str, int]:
+def _drop_repeated_roots(markup: str) -> tuple[str, int]:
     """Drop all but the first `<html>` and `<body>` tags if their attributes would be too many."""
     raw = markup.encode("utf-8", "replace")
-    if not _merges_too_many(len(_ROOT.findall(raw)), len(raw)) or merged(markup) <= MOST_MERGED:
+    if not _merges_too_many(len(_ROOT.findall(raw)), len(raw)) or count_merged(markup) <= MAX_MERGED:
         return markup, 0
     left = iter(range(_MOST_ROOTS))
     dropped = 0
@@ -91,7 +91,7 @@ def _without_roots(markup: str) -> tuple[str, int]:
     return _ROOT_TAG.sub(drop, markup), dropped
 
 
-def merged(markup: str) -> int:
+def count_merged(markup: str) -> int:
     """Count, at most, the attributes copied by repeated `<html>` and `<body>` tags; stops once there are too many."""
     names: set[str] = set()
     total = hidden = 0
@@ -107,7 +107,7 @@ def merged(markup: str) -> int:
             # In SVG and MathML the tokenizer may see text where the parser sees tags.
             hidden += len(text) // 2
             total += len(_ROOT_TAG.findall(text)) * (len(names) + hidden)
-        if total > MOST_MERGED:
+        if total > MAX_MERGED:
             break
     return total
 
@@ -151,7 +151,7 @@ def count_reopened(markup: str) -> int:
             total += opened
             if is_foreign and "<" in (token.data or ""):
                 opened += len(_TAG.findall(token.data or ""))
-        if total > MOST_REOPENED:
+        if total > MAX_REOPENED:
             break
     return total
 

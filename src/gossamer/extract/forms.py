@@ -17,7 +17,7 @@ from gossamer.model import SECRET, Secret
 
 Value = str | Secret
 Fields = list[tuple[str, Value]]
-Given = Mapping[str, str | Sequence[str] | None]
+FieldValues = Mapping[str, str | Sequence[str] | None]
 URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 _BUTTONS = ("submit", "image")
@@ -36,8 +36,8 @@ class Submission(NamedTuple):
     fields: Fields
 
 
-def submission(
-    tree: Document, query: str, given: Given, *, click: str | None = None, encoding: str = "utf-8"
+def fill_form(
+    tree: Document, query: str, given: FieldValues, *, click: str | None = None, encoding: str = "utf-8"
 ) -> Submission:
     """Fill in the form that a CSS selector finds with its own values and the given ones; None removes a field.
 
@@ -57,8 +57,8 @@ def submission(
             fields += [(name, value) for value in _values(node, is_clicked=is_clicked)]
         elif name not in met:
             met.add(name)
-            fields += _given(name, given[name])
-    fields += [pair for name, value in given.items() if name not in met for pair in _given(name, value)]
+            fields += _field_values(name, given[name])
+    fields += [pair for name, value in given.items() if name not in met for pair in _field_values(name, value)]
     said = {name: _get(form, name) for name in ("action", "method", "enctype")}
     if button is not None:
         said.update({name: own for name in said if (own := _get(button, f"form{name}"))})
@@ -194,7 +194,7 @@ def _option(node: Element) -> str:
     return _get(node, "value") if node.attr("value") is not None else " ".join(node.text.split())
 
 
-def _given(name: str, value: str | Sequence[str] | None) -> Fields:
+def _field_values(name: str, value: str | Sequence[str] | None) -> Fields:
     if value is None:
         return []
     values = (value,) if isinstance(value, str) else value

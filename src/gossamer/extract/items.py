@@ -21,12 +21,12 @@ from gossamer.model import Rejected, Request
 
 HINT = "yield a dict, a dataclass, an attrs or pydantic model, or a msgspec Struct, with values that JSON can hold"
 FOLLOW_HINT = "to follow a link, yield page.follow(link); to store a text, yield it in a dict"
-MOST_PRIORITY = 1_000_000_000
+MAX_PRIORITY = 1_000_000_000
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
-def plain(item: Any) -> dict[str, Any]:
+def to_json_values(item: Any) -> dict[str, Any]:
     """Convert an item to a mapping of JSON values; ExtractError names the type or field that cannot be stored."""
     fields = _fields(item)
     try:
@@ -34,11 +34,11 @@ def plain(item: Any) -> dict[str, Any]:
         # Lone surrogates, and numbers that no database can hold, are found only by encoding.
         _encode(found)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ExtractError(f"item {type(item).__name__}: {_culprit(fields)}{error}", hint=HINT) from error
+        raise ExtractError(f"item {type(item).__name__}: {_invalid_field(fields)}{error}", hint=HINT) from error
     return dict(found)
 
 
-def sound(request: Request) -> Request:
+def checked_request(request: Request) -> Request:
     """Return a spider's request with a normalized URL; ExtractError explains what cannot be queued."""
     url = normal(request.url) if isinstance(request.url, str) else None
     if url is None:
@@ -47,12 +47,12 @@ def sound(request: Request) -> Request:
             hint="only http and https are followed; page.follow(...) resolves relative URLs",
         )
     try:
-        meta = None if request.meta is None else plain(request.meta)
+        meta = None if request.meta is None else to_json_values(request.meta)
         made = msgspec.structs.replace(request, url=url, meta=meta)
         # Reject other values here: a request that cannot be stored would stop the crawl, not just this page.
         _decode_request(_encode(made))
-        if abs(request.priority) > MOST_PRIORITY:
-            raise ValueError(f"priority {request.priority:.0e} exceeds {MOST_PRIORITY}")
+        if abs(request.priority) > MAX_PRIORITY:
+            raise ValueError(f"priority {request.priority:.0e} exceeds {MAX_PRIORITY}")
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.ValidationError, ExtractError) as error:
         raise ExtractError(
             f"request for {url}: {error}", hint="its values must have the types of the fields of Request"
@@ -85,7 +85,7 @@ def _nested(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
-def _culprit(fields: Mapping[str, Any]) -> str:
+def _invalid_field(fields: Mapping[str, Any]) -> str:
     """Return the name of the first field that cannot be stored."""
     for name, value in fields.items():
         try:
@@ -161,7 +161,7 @@ _AT = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
-class Misfit(NamedTuple):
+class InvalidItem(NamedTuple):
     """Why an item is invalid: the type it was validated against, the field, and the error."""
 
     type: str
@@ -169,7 +169,7 @@ class Misfit(NamedTuple):
     error: str
 
 
-class Fitted(NamedTuple):
+class ValidItem(NamedTuple):
     """A valid item in plain values, and its type; empty if no types are declared."""
 
     item: dict[str, Any]
@@ -193,44 +193,44 @@ class Schema:
             except TypeError as error:
                 raise ConfigError(f"cannot validate items of type {self.name}: {error}", hint=SCHEMA_HINT) from None
 
-    def fit(self, item: Any) -> dict[str, Any] | Misfit:
+    def validate(self, item: Any) -> dict[str, Any] | InvalidItem:
         """Return the item as the type defines it, in plain values; or why it is invalid."""
         try:
-            fields = _as_written(item) if isinstance(item, self.kind) else plain(item)
+            fields = _as_written(item) if isinstance(item, self.kind) else to_json_values(item)
         except ExtractError as error:
-            return Misfit(self.name, getattr(error, "field", ""), str(error))
+            return InvalidItem(self.name, getattr(error, "field", ""), str(error))
         unknown = None if self._takes_more else next((name for name in fields if name not in self._known), None)
         if unknown is not None:
-            return Misfit(self.name, unknown, "unknown field")
+            return InvalidItem(self.name, unknown, "unknown field")
         try:
-            return self._fitted(fields)
+            return self._validated(fields)
         except msgspec.ValidationError as error:
-            return self._misfit(str(error))
+            return self._invalid_item(str(error))
         except ExtractError as error:
-            return Misfit(self.name, "", str(error))
+            return InvalidItem(self.name, "", str(error))
         except ValueError as error:
             return self._of_model(error)
 
-    def _fitted(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def _validated(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self._is_model:
-            return plain(self.kind.model_validate(fields).model_dump(mode="json", by_alias=True))  # type: ignore[attr-defined]
+            return to_json_values(self.kind.model_validate(fields).model_dump(mode="json", by_alias=True))  # type: ignore[attr-defined]
         return _as_written(msgspec.convert(fields, self.kind, strict=False))
 
-    def _misfit(self, text: str) -> Misfit:
+    def _invalid_item(self, text: str) -> InvalidItem:
         at, missing = _AT.search(text), _MISSING.search(text)
         place = at[1] if at else ""
         if missing:
             place = f"{place}.{missing[1]}" if place else missing[1]
         # The message of a type's own validator names the field, if at all, in quotes.
         place = place or next((name for name in self._known if f"'{name}'" in text), "")
-        return Misfit(self.name, place, _AT.sub("", text))
+        return InvalidItem(self.name, place, _AT.sub("", text))
 
-    def _of_model(self, error: ValueError) -> Misfit:
+    def _of_model(self, error: ValueError) -> InvalidItem:
         errors = getattr(error, "errors", None)
         if not callable(errors):
-            return Misfit(self.name, "", f"{type(error).__name__}: {error}")
+            return InvalidItem(self.name, "", f"{type(error).__name__}: {error}")
         first = errors()[0]
-        return Misfit(self.name, ".".join(map(str, first["loc"])), str(first["msg"]))
+        return InvalidItem(self.name, ".".join(map(str, first["loc"])), str(first["msg"]))
 
 
 class Schemas:
@@ -247,21 +247,21 @@ class Schemas:
         """Map each type to its fields and their kinds, see `columns_of`."""
         return {schema.name: columns_of(schema.kind) for schema in self._schemas}
 
-    def fit(self, item: Any) -> Fitted | Misfit:
+    def validate(self, item: Any) -> ValidItem | InvalidItem:
         """Return the item in plain values, or why it matches none of the types."""
         first = None
         for schema in self._schemas:
             is_own = isinstance(item, schema.kind)
             if not is_own and not isinstance(item, Mapping):
                 continue
-            found = schema.fit(item)
-            if not isinstance(found, Misfit):
-                return Fitted(found, schema.name)
+            found = schema.validate(item)
+            if not isinstance(found, InvalidItem):
+                return ValidItem(found, schema.name)
             if is_own:
                 return found
             first = first or found
         if first is None:
-            return Misfit(type(item).__name__, "", f"{type(item).__name__} is not one of the spider's item types")
+            return InvalidItem(type(item).__name__, "", f"{type(item).__name__} is not one of the spider's item types")
         return first
 
 
@@ -287,11 +287,11 @@ def _names(kind: type) -> frozenset[str]:
 def _as_written(item: Any) -> dict[str, Any]:
     """Return an instance in plain values, under the names that its type uses for output."""
     if hasattr(item, "model_dump"):
-        return plain(item.model_dump(mode="json", by_alias=True))
+        return to_json_values(item.model_dump(mode="json", by_alias=True))
     try:
-        return plain(msgspec.to_builtins(item, str_keys=True))
+        return to_json_values(msgspec.to_builtins(item, str_keys=True))
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return plain(item)
+        return to_json_values(item)
 
 
 Pipeline = Callable[[Any], Any]
@@ -316,13 +316,13 @@ class ItemPipeline:
                     f"{pipeline!r} is not a pipeline", hint="a pipeline is a function that takes an item and returns it"
                 )
 
-    async def take(self, item: Any, url: str) -> Fitted | Rejected | Dropped:
+    async def take(self, item: Any, url: str) -> ValidItem | Rejected | Dropped:
         """Return the item in plain values, ready to be stored.
 
         An item that matches no declared type, or that a pipeline raises on, is rejected. Without types and pipelines,
         an item that cannot be stored raises ExtractError."""
         if not self._pipelines and not self._schemas:
-            return Fitted(plain(item))
+            return ValidItem(to_json_values(item))
         for pipeline in self._pipelines:
             name = getattr(pipeline, "__name__", type(pipeline).__name__)
             before = item
@@ -331,22 +331,22 @@ class ItemPipeline:
                 if inspect.isawaitable(item):
                     item = await item
             except Exception as error:  # the user's code may raise anything, and the item is rejected
-                return rejected(before, url, Misfit("", "", f"pipeline {name}: {type(error).__name__}: {error}"))
+                return rejected(before, url, InvalidItem("", "", f"pipeline {name}: {type(error).__name__}: {error}"))
             if item is None:
                 return Dropped(name)
         if self._schemas:
-            found = self._schemas.fit(item)
-            return rejected(item, url, found) if isinstance(found, Misfit) else found
+            found = self._schemas.validate(item)
+            return rejected(item, url, found) if isinstance(found, InvalidItem) else found
         try:
-            return Fitted(plain(item))
+            return ValidItem(to_json_values(item))
         except ExtractError as error:
-            return rejected(item, url, Misfit(type(item).__name__, "", str(error)))
+            return rejected(item, url, InvalidItem(type(item).__name__, "", str(error)))
 
 
-def rejected(item: Any, url: str, why: Misfit) -> Rejected:
+def rejected(item: Any, url: str, why: InvalidItem) -> Rejected:
     """Return the record of a rejected item; values that cannot be stored are replaced by their repr."""
     try:
-        kept = plain(item)
+        kept = to_json_values(item)
     except ExtractError:
         kept = _shown(item)
     return Rejected(url=url, type=why.type, field=why.field, error=_storable(why.error), item=kept)

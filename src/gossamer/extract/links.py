@@ -69,7 +69,7 @@ class PageLinks(NamedTuple):
     metas: list[tuple[str, str]]
 
 
-class LinkMemo:
+class LinkCache:
     """A bounded cache of resolved links, shared by the pages of a crawl, since menus and footers repeat.
 
     Plain links on the page's own host are not cached: resolving them is as cheap as a lookup. The cache has two
@@ -158,7 +158,7 @@ def links(
     nofollow: bool = True,
     also: Sequence[str] = (),
     max_links: int = MAX_LINKS,
-    memo: LinkMemo | None = None,
+    cache: LinkCache | None = None,
 ) -> Links:
     """Return the http(s) URLs that the page links to, in document order, after `also`, the links of its headers.
 
@@ -172,30 +172,30 @@ def links(
     if encoding != "utf-8":
         references = [encode_query(reference, encoding) for reference in references]
     # An empty cache is falsy: compare with None.
-    memo = LinkMemo() if memo is None else memo
+    cache = LinkCache() if cache is None else cache
     once = list(dict.fromkeys(references))
     if max(map(len, once), default=0) > MAX_REFERENCE:
         short = [reference for reference in once if len(reference) <= MAX_REFERENCE]
-        found_short = _some(base, short, memo, max_links, also)
+        found_short = _some(base, short, cache, max_links, also)
         # data: URLs are not links, and may be long.
         if lost := _count(reference for reference in once if len(reference) > MAX_REFERENCE):
             found_short.cut["long_links"] = lost
         return found_short
     if len(also) + len(once) > max_links or len(base) > _LONG_BASE:
-        return _some(base, once, memo, max_links, also)
-    resolved: dict[str | None, None] = dict.fromkeys([*also, *memo.resolve(base, once)])
+        return _some(base, once, cache, max_links, also)
+    resolved: dict[str | None, None] = dict.fromkeys([*also, *cache.resolve(base, once)])
     resolved.pop(None, None)
     return Links(list(resolved), base, {})  # type: ignore[arg-type]
 
 
-def _some(base: str, references: list[str], memo: LinkMemo, max_links: int, also: Sequence[str]) -> Links:
+def _some(base: str, references: list[str], cache: LinkCache, max_links: int, also: Sequence[str]) -> Links:
     """Resolve the first links of a page with too many links, or with a long base."""
     found: dict[str, None] = dict.fromkeys(also[:max_links])
     room = max(MAX_CHARACTERS, max_links * _MEAN_LENGTH)
     step = max(1, min(1024, MAX_CHARACTERS // len(base)))
     missing = max(0, len(also) - max_links)
     for start in range(0, len(references), step):
-        for number, url in enumerate(memo.resolve(base, references[start : start + step]), start):
+        for number, url in enumerate(cache.resolve(base, references[start : start + step]), start):
             if url is None or url in found:
                 continue
             if len(found) == max_links or (room < len(url) and found):
@@ -214,15 +214,15 @@ def _count(references: Iterable[str]) -> int:
 
 def resolve(base: str, reference: str) -> str | None:
     """Resolve like `urls.join`, with a shortcut where it gives the same result."""
-    return _short_way(*_places(base), reference) or urls.join(base, reference)
+    return _resolve_plain(*_places(base), reference) or urls.join(base, reference)
 
 
 def normal(url: str) -> str | None:
     """Normalize an absolute URL like `urls.normal`, with the same shortcut."""
-    return _short_way("", "", url) or urls.normal(url)
+    return _resolve_plain("", "", url) or urls.normal(url)
 
 
-def _short_way(origin: str, folder: str, reference: str) -> str:
+def _resolve_plain(origin: str, folder: str, reference: str) -> str:
     """Append a plain reference to the origin or the folder of the base; empty where that may be wrong."""
     if reference.startswith("http"):
         absolute = _ABSOLUTE.fullmatch(reference)
@@ -331,7 +331,7 @@ def _refresh_target(node: Element) -> str | None:
 def _without_frames(markup: str, *, nofollow: bool) -> list[str]:
     """Collect references in `<noframes>`, which parsers treat as text: the only links of some sites with frames."""
     if formatting.is_suspicious(markup.encode("utf-8", "replace")):
-        markup, _ = formatting.without_excess(markup)
+        markup, _ = formatting.drop_excess_tags(markup)
     fragment = parse_fragment(markup, "body")
     for inner in fragment.select("noframes"):
         inner.decompose()

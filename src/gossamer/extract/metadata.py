@@ -15,7 +15,7 @@ from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.microformats import microformats
 from gossamer.extract.rdfa import rdfa
 
-MOST_VISITS = 50_000
+MAX_VISITS = 50_000
 """Limit of visited elements: with itemref, a few may stand for very many."""
 _MOST_TEXT = 8 * 1024 * 1024
 _MOST_MARKED, _DEEPEST, _FARTHEST = 50_000, 32, 512
@@ -50,7 +50,7 @@ class _Reader:
     """One page."""
 
     def __init__(self, tree: Document, nodes: list[Element]) -> None:
-        self._left, self._text_left = MOST_VISITS, _MOST_TEXT
+        self._left, self._text_left = MAX_VISITS, _MOST_TEXT
         self._ids: dict[str, Element] = {}
         wanted = {name for node in nodes for name in (node.attr("itemref") or "").split()}
         if wanted:

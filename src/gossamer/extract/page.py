@@ -16,7 +16,7 @@ from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
 from gossamer.extract import formatting, forms, links, metadata, mime, selectors, sitemap, xml
 from gossamer.extract.encoding import decode, detect
-from gossamer.extract.links import LinkMemo, Links, Relation, element_relations, header_relations
+from gossamer.extract.links import LinkCache, Links, Relation, element_relations, header_relations
 from gossamer.extract.markdown import to_markdown
 from gossamer.extract.metadata import Directives, Metadata, read_metadata
 from gossamer.extract.selectors import Selection
@@ -162,7 +162,7 @@ _VOID = frozenset(_VOID_NAMES.split())
 _EMPTY = re.compile(r"<([a-zA-Z][^\t\n\r <>/\"'=]*+)((?:[^<>/\"']++|\"[^\"<]*+\"|'[^'<]*+'|/(?!>))*+)/>")
 
 
-def spelled_out(markup: str) -> str:
+def expand_self_closing(markup: str) -> str:
     """Expand self-closing elements: `<script/>` is a complete element in XML, but not in HTML.
 
     An HTML parser would take everything after it for the script's content."""
@@ -185,10 +185,10 @@ class Page(DecodedResponse):
 
     __slots__ = (
         "_base",
+        "_link_cache",
         "_main",
         "_markdown",
         "_max_links",
-        "_memo",
         "_metadata",
         "_nofollow",
         "_relations",
@@ -206,7 +206,7 @@ class Page(DecodedResponse):
         response: Response,
         request: Request,
         *,
-        memo: LinkMemo | None = None,
+        link_cache: LinkCache | None = None,
         robot: str = "",
         nofollow: bool = True,
         max_links: int = links.MAX_LINKS,
@@ -217,7 +217,7 @@ class Page(DecodedResponse):
         self.cut: dict[str, int | None] = parse_cut(response.cut)
         """What limits dropped from the body, the tree, or the list of links: the name of each limit, and the amount
         dropped, None if unknown; empty if the page is complete."""
-        self._memo = memo
+        self._link_cache = link_cache
         self._robot = robot
         self._nofollow = nofollow
         self._max_links = max_links
@@ -378,7 +378,7 @@ class Page(DecodedResponse):
             nofollow=nofollow,
             also=() if region else self._header_links(),
             max_links=max_links,
-            memo=self._memo,
+            cache=self._link_cache,
         )
         return self._taken(listed)
 
@@ -467,7 +467,7 @@ class Page(DecodedResponse):
     def form(
         self,
         query: str = "",
-        fields: forms.Given | None = None,
+        fields: forms.FieldValues | None = None,
         *,
         click: str | None = None,
         label: str = "",
@@ -479,7 +479,7 @@ class Page(DecodedResponse):
         Without a CSS selector it is the form with a password field, else the first form. A value of None removes a
         field, a list sends several. The first submit button is included; `click` names another by name or id, or ""
         for none."""
-        found = forms.submission(self.tree, query, fields or {}, click=click, encoding=self.encoding)
+        found = forms.fill_form(self.tree, query, fields or {}, click=click, encoding=self.encoding)
         if found.method == "POST":
             kind, body = forms.URLENCODED, b""
             if found.enctype == forms.MULTIPART:
@@ -515,7 +515,14 @@ class Page(DecodedResponse):
         found = [entry.url for entry in feed.pages] if feed.kind in ("rss", "atom") else xml.links(self.tree)
         nothing = links.PageLinks(None, found, [])
         return self._taken(
-            links.links(self.tree, nothing, self.url, also=self._header_links(), max_links=max_links, memo=self._memo)
+            links.links(
+                self.tree,
+                nothing,
+                self.url,
+                also=self._header_links(),
+                max_links=max_links,
+                cache=self._link_cache,
+            )
         )
 
     def _taken(self, listed: Links) -> list[str]:
@@ -553,9 +560,9 @@ class Page(DecodedResponse):
         is_plain = self.encoding == "utf-8" and self.mime_type == "text/html"
         markup: bytes | str = self.body if is_plain else self.html
         if self.mime_type != "text/html":
-            markup = spelled_out(self.html)
+            markup = expand_self_closing(self.html)
         if formatting.is_suspicious(markup if isinstance(markup, bytes) else markup.encode("utf-8", "replace")):
-            markup, dropped = formatting.without_excess(self.html if isinstance(markup, bytes) else markup)
+            markup, dropped = formatting.drop_excess_tags(self.html if isinstance(markup, bytes) else markup)
             if dropped:
                 self.cut["formatting"] = dropped
         return markup

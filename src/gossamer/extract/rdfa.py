@@ -90,13 +90,13 @@ def rdfa(tree: Document, base: str) -> list[dict[str, Any]]:
     called `_:b0` and so on."""
     root = tree.root
     has_vocabulary = tree.select_one("[vocab]") is not None
-    starts = [node for node in tree.select(_STARTS) if _says_something(node, has_vocabulary=has_vocabulary)]
+    starts = [node for node in tree.select(_STARTS) if _is_statement(node, has_vocabulary=has_vocabulary)]
     if root is None or not starts:
         return []
-    return _Reader(base.partition("#")[0]).read(root, _that_matter(tree, root, starts))
+    return _Reader(base.partition("#")[0]).read(root, _relevant_elements(tree, root, starts))
 
 
-def _that_matter(tree: Document, root: Element, starts: list[Element]) -> list[Element]:
+def _relevant_elements(tree: Document, root: Element, starts: list[Element]) -> list[Element]:
     """Return the elements to visit in document order, including ancestors whose href, src, or language matters."""
     query = f"{_STARTS}, [href], [src], [lang]"
     if any(node.attr("rel") or node.attr("rev") for node in starts if not _has_target(node)):
@@ -111,7 +111,7 @@ def _that_matter(tree: Document, root: Element, starts: list[Element]) -> list[E
     return [root, *(node for node in tree.select(query) if node in wanted and node is not root)]
 
 
-def _says_something(node: Element, *, has_vocabulary: bool) -> bool:
+def _is_statement(node: Element, *, has_vocabulary: bool) -> bool:
     """Whether an element is more than a link whose rel has no meaning in RDFa, such as nofollow."""
     words = f"{node.attr('rel') or ''} {node.attr('rev') or ''}"
     if has_vocabulary or ":" in words or not _TERMS.keys().isdisjoint(words.lower().split()):

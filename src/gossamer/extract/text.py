@@ -103,7 +103,7 @@ def main_text(tree: Document) -> str:
     return visible_text(tree, hidden=_AROUND)
 
 
-def text_beside_links(tree: Document) -> str:
+def text_outside_links(tree: Document) -> str:
     """Return the main text without link text: what an index page says of its own."""
     return visible_text(tree, hidden=_AROUND | {"a"})
 
@@ -128,7 +128,7 @@ _MOST_LINKS, _MOST_LINKS_IN_FRAME = 0.4, 0.25
 _LEAST_PROSE, _MOST_PROSE_IN_FRAME = 0.25, 0.5
 _NEARLY_ALL, _NEARLY_ALL_OF_HINT = 0.9, 0.8
 _SMALL, _SPARSE = 0.04, 0.3
-LEAST_SHARE = 0.6
+MIN_MAIN_SHARE = 0.6
 """Below this share of the visible text, the main part may miss content, which is reported."""
 
 

@@ -14,7 +14,7 @@ import msgspec
 from gossamer import urls
 from gossamer.inspect.rules import RobotsRules, when
 from gossamer.jobs.job import Job
-from gossamer.storage.request_log import Sent, has_request_log, is_too_short, rested
+from gossamer.storage.request_log import Sent, gap_before, has_request_log, is_too_short
 
 
 def site_audit(job: Job, name: str, site: Mapping[str, Any], steps: Iterable[Sent]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _request(one: Sent, before: Sent | None, says: RobotsRules) -> dict[str, Any
     gap = rest = None
     if before is not None and one.was_sent:
         gap = round(step.at - before.step.at, 3)
-        rest = rested(step, before.step)
+        rest = gap_before(step, before.step)
     rule = says.rule_for(urls.path_query(step.url))
     if says.known is not None and says.known.fetched_at > step.at + step.latency and rule != "robots.txt itself":
         rule += " (by a later robots.txt)"

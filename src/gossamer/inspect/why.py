@@ -16,7 +16,7 @@ from gossamer.inspect.rules import RobotsRules, Ruling, path_ruling, scope_rulin
 from gossamer.jobs.job import Job, State, read_state
 from gossamer.model import PageRow
 from gossamer.settings import Settings
-from gossamer.storage.request_log import Sent, stored, walked
+from gossamer.storage.request_log import Sent, requests_to, stored_rows
 
 _ENDED = ("done", "failed", "skipped", "parked", "known")
 _BY_SCRAPY = (
@@ -79,7 +79,7 @@ def _visits(job: Job, url: str, site: str) -> tuple[list[Sent], Sent | None]:
     found: list[Sent] = []
     same = urls.equivalent(url)
     last: Sent | None = None
-    for one in walked(job.stored(), site, job.settings):
+    for one in requests_to(job.stored(), site, job.settings):
         if one.step.url == url or urls.equivalent(one.step.url) == same:
             found.append(one)
         failed = one.step.error or one.step.status in policy.RETRY_STATUSES
@@ -91,7 +91,7 @@ def _visits(job: Job, url: str, site: str) -> tuple[list[Sent], Sent | None]:
 def _rows(job: Job, url: str, visits: list[Sent]) -> list[PageRow]:
     """The stored rows of the URL, or of the spelling that was fetched instead."""
     spellings = dict.fromkeys([url, *(one.step.url for one in visits)])
-    return next((rows for each in spellings if (rows := stored(job.stored(), each))), [])
+    return next((rows for each in spellings if (rows := stored_rows(job.stored(), each))), [])
 
 
 def _state(known: Known | None, site: Known | None, visits: list[Sent]) -> str:
@@ -118,7 +118,7 @@ def _referrer(known: Known, rows: list[PageRow], visits: list[Sent]) -> str:
 async def _depth_below(job: Job, page: str) -> int:
     """The depth of a link on a page; 1 if the depth of the page is unknown."""
     known = await job.lookup(page)
-    rows = stored(job.stored(), page) if known is not None and "depth" not in known else []
+    rows = stored_rows(job.stored(), page) if known is not None and "depth" not in known else []
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
@@ -173,7 +173,7 @@ async def _site_ruling(job: Job, url: str, site: Known | None) -> Ruling:
 def _nofollow_ruling(job: Job, page: str) -> Ruling:
     """Whether a nofollow directive may have excluded a link; links with nofollow are not recorded."""
     setting = "nofollow = true"
-    robots = next((str(row.robots) for row in reversed(stored(job.stored(), page)) if row.robots), "") if page else ""
+    robots = next((str(row.robots) for row in reversed(stored_rows(job.stored(), page)) if row.robots), "") if page else ""
     if "nofollow" in robots or "none" in robots:
         return Ruling(
             False, "nofollow", f"{page} has a robots directive against following its links ({robots}).", setting
@@ -189,7 +189,7 @@ def _cut_rulings(job: Job, page: str, site: Known | None) -> list[Ruling]:
     """Whether a limit may have dropped a link to the URL, on that page or on any page of its site."""
     setting = f"max_links = {job.settings.max_links}"
     if page:
-        cut = _cut_of(stored(job.stored(), page))
+        cut = _cut_of(stored_rows(job.stored(), page))
         words = f"{page} was cut by a limit ({cut}), which may have dropped a link to this URL."
         return [Ruling(True, "cut", words, setting)] if cut else []
     counts = pages_cut((site or {}).get("memo", {}))

@@ -44,7 +44,7 @@ from gossamer.jobs.worker import finish_abandoned_archives
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.storage.registry import wants_segments
-from gossamer.storage.request_log import cut_of
+from gossamer.storage.request_log import count_cut
 from gossamer.storage.segments import merge_segments
 
 log = logging.getLogger("gossamer.fleet")
@@ -202,7 +202,7 @@ class FleetRun:
             await finish_abandoned_archives(frontier, self.settings, self.folder)
             if wants_segments(self.settings.sink):
                 await self._compare(frontier)
-            self.stats.cut = await asyncio.to_thread(cut_of, self.folder, since=began_at)
+            self.stats.cut = await asyncio.to_thread(count_cut, self.folder, since=began_at)
             counts = await self._last_counts()
             state: JobState = counts.job
             refused = await self._refused(frontier, since=SystemClock().epoch() - began_at)

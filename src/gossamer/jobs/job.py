@@ -17,7 +17,7 @@ from gossamer.errors import ConfigError
 from gossamer.jobs.scaling import Advice
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import Settings
-from gossamer.storage.request_log import cut_of, has_request_log, request_log_bytes
+from gossamer.storage.request_log import count_cut, has_request_log, request_log_bytes
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed
@@ -185,7 +185,7 @@ def cut_pages(folder: Path, *, check: bool = False) -> Known | None:
     """The pages that were cut, by the request log; None where there is none or, without `check`, a long one."""
     if not has_request_log(folder) or (not check and request_log_bytes(folder) > _QUICK_BYTES):
         return None
-    return cut_of(folder).plain()
+    return count_cut(folder).plain()
 
 
 async def lookup_any_name(lookup: LookUp, settings: Settings, url: str, page: str = "") -> Known | None:

@@ -33,7 +33,7 @@ from gossamer.model import Record, Request
 from gossamer.settings import Settings
 from gossamer.storage import request_log
 from gossamer.storage.registry import wants_segments
-from gossamer.storage.segments import every_record
+from gossamer.storage.segments import all_records
 
 _MOST = 10_000
 
@@ -188,11 +188,11 @@ def _named(
             found[key] = Request(url, key, urls.site(url, by=settings.site_by), 0, max(0, depth))
 
     deepest = settings.max_depth or 0
-    for _, step in request_log.steps(place, "http://", "https://"):
+    for _, step in request_log.logged_requests(place, "http://", "https://"):
         if not step.skipped:
             # Its depth is not known: what lies behind it must not be crawled deeper than the job may.
             take(step.url, deepest)
-    for record in every_record(place):
+    for record in all_records(place):
         page = record.page
         if page.referrer and (referrer := urls.normal(page.referrer)) is not None:
             take(referrer, page.depth - 1)
@@ -206,7 +206,7 @@ def _named(
 def _with_links(place: Path, settings: Settings, secret: bytes) -> Iterator[Request]:
     """The recorded pages that link to others, or redirect to them."""
     seen: set[int] = set()
-    for record in every_record(place):
+    for record in all_records(place):
         if record.key in seen or not _leads_on(record):
             continue
         seen.add(record.key)

@@ -30,7 +30,7 @@ from gossamer.frontier.backends import backend_of, open_fleet
 from gossamer.model import Counts, Heartbeat
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
-from gossamer.storage.query import LastWords, visit_of
+from gossamer.storage.query import CurrentRecords, visit_of
 from gossamer.storage.registry import shared_folder, wants_segments
 from gossamer.storage.segments import has_records, has_segments, segment_bytes, stamps
 
@@ -207,10 +207,10 @@ def is_cheap(folder: Path) -> bool:
 
 def count_records(folder: Path, *, visits: bool = False) -> int:
     """How many pages have a record in the segments of a folder, or how many visits; in bounded memory."""
-    words = LastWords()
+    words = CurrentRecords()
     for stamp in stamps(folder):
         words.add(visit_of(stamp.key, stamp.token) if visits else stamp.key, 0)
-    return sum(words.settled())
+    return sum(words.flags())
 
 
 def _look_afresh(folder: Path) -> None:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Literal
 from gossamer import telemetry
 from gossamer.clock import Clock, SystemClock
 from gossamer.download import open_downloader
-from gossamer.download.base import Downloader, Locates, Remembers
+from gossamer.download.base import AddressLookup, Downloader, LearnsSites
 from gossamer.download.dns import NameResolver, Resolver
 from gossamer.engine.budget import Guard
 from gossamer.engine.commit import FleetStore, Store
@@ -120,7 +120,7 @@ def subresource_robots_of(downloader: Downloader, settings: Settings, clock: Clo
 
 def address_limits_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
     """The limit of fetches per address, if there is one: names are then resolved before pages are requested."""
-    if settings.per_address is None or not isinstance(downloader, Locates):
+    if settings.per_address is None or not isinstance(downloader, AddressLookup):
         return None
     return AddressLimits(downloader, settings.per_address)
 
@@ -205,7 +205,7 @@ async def build_worker(
             places=places,
             trail=trail if settings.trail else None,
             jar=jar,
-            remembers=downloader if isinstance(downloader, Remembers) else None,
+            remembers=downloader if isinstance(downloader, LearnsSites) else None,
             loads=loads,
             address_limits=address_limits_of(downloader, settings),
             visits=visits,

@@ -111,7 +111,7 @@ def cookie_date(text: str) -> float | None:
 MAX_DOMAINS = 10_000
 MAX_COOKIES = 50
 MAX_SET_COOKIES = 100
-MAX_KEPT_BYTES = 16_384
+MAX_DUMP_BYTES = 16_384
 
 
 def cookies(jar: CookieJar) -> Middleware:
@@ -159,7 +159,7 @@ class Cookie(msgspec.Struct, frozen=True):
         return (self.name, self.domain, self.path)
 
 
-class _Kept:
+class _DomainCookies:
     """The cookies of one domain, including expired ones, which other workers may still have."""
 
     __slots__ = ("cookies", "revision")
@@ -175,13 +175,13 @@ class CookieJar:
     def __init__(self, clock: Clock, *, per_host: bool = False) -> None:
         self._clock = clock
         self._per_host = per_host
-        self._domains: OrderedDict[str, _Kept] = OrderedDict()
+        self._domains: OrderedDict[str, _DomainCookies] = OrderedDict()
         self._made = 0
 
     def header(self, url: str) -> str:
         """Return the Cookie header for a normalized URL; empty if there is nothing to send."""
         name = host(host_port(url))
-        kept = self._domains.get(self._home(name))
+        kept = self._domains.get(self._domain_of(name))
         if not kept or not kept.cookies:
             return ""
         now, path, secure = self._clock.epoch(), path_query(url).partition("?")[0], url.startswith("https:")
@@ -203,7 +203,7 @@ class CookieJar:
         values = [value for name, value in response.headers if name == "set-cookie"]
         if not values:
             return
-        kept = self._open(host(host_port(response.url)))
+        kept = self._domain_cookies(host(host_port(response.url)))
         is_safe = response.url.startswith("https:")
         for value in values[:MAX_SET_COOKIES]:
             cookie = self._parse(value, response.url)
@@ -220,33 +220,33 @@ class CookieJar:
             if old is not None and self._is_same(old, cookie):
                 kept.cookies[cookie.key] = msgspec.structs.replace(cookie, changed_at=old.changed_at)
                 continue
-            kept.cookies[cookie.key] = msgspec.structs.replace(cookie, changed_at=self._later(kept))
+            kept.cookies[cookie.key] = msgspec.structs.replace(cookie, changed_at=self._next_time(kept))
             kept.revision += 1
             if len(kept.cookies) > MAX_COOKIES:
                 # Evict expired cookies first, then those set over plain HTTP.
                 last = min(kept.cookies.values(), key=lambda one: (one.expires_at > -inf, one.secure, one.number))
                 del kept.cookies[last.key]
 
-    def _later(self, kept: _Kept) -> float:
+    def _next_time(self, kept: _DomainCookies) -> float:
         """Return the current time, but after every stored change: clocks differ, and the newest change must win."""
         known = max((cookie.changed_at for cookie in kept.cookies.values()), default=0.0)
         return round(max(self._clock.epoch(), known + 0.001), 3)
 
     def revision(self, site: str) -> int:
         """Return a number that grows with every change to the cookies of a site."""
-        kept = self._domains.get(self._home(host(site)))
+        kept = self._domains.get(self._domain_of(host(site)))
         return kept.revision if kept is not None else 0
 
     def dump(self, site: str) -> list[Any]:
         """Return the cookies of a site, including expired ones, newest first, up to a limit."""
         name = host(site)
-        kept = self._open(name)
+        kept = self._domain_cookies(name)
         found: list[Any] = []
         size = 0
         for cookie in sorted(kept.cookies.values(), key=attrgetter("number"), reverse=True):
             size += len(cookie.name) + len(cookie.value) + len(cookie.domain) + len(cookie.path) + 45
             if cookie.goes_to(name) or cookie.domain.endswith("." + name):
-                if size > MAX_KEPT_BYTES:
+                if size > MAX_DUMP_BYTES:
                     break
                 until = {inf: None, -inf: 0}.get(cookie.expires_at, cookie.expires_at)
                 flags = cookie.host_only + 2 * cookie.secure
@@ -256,7 +256,7 @@ class CookieJar:
 
     def shared(self, site: str, other: str) -> list[Any] | None:
         """Return like `dump` the cookies for another site on this domain; None without cookies or a common domain."""
-        if self._per_host or other == site or self._home(host(site)) != self._home(host(other)):
+        if self._per_host or other == site or self._domain_of(host(site)) != self._domain_of(host(other)):
             return None
         plain = self.dump(other)
         return plain if plain[1] else None
@@ -266,7 +266,7 @@ class CookieJar:
 
         Returns True if nothing here is newer than `plain`, so that there is no change to share."""
         name = host(site)
-        kept = self._open(name)
+        kept = self._domain_cookies(name)
         try:
             at, rows = float(plain[0]), plain[1]
             found = [_cookie(row, at) for row in reversed(rows)]
@@ -282,14 +282,14 @@ class CookieJar:
         own = (cookie for cookie in kept.cookies.values() if cookie.goes_to(name))
         return all(given.get(cookie.key) == cookie.changed_at for cookie in own)
 
-    def _home(self, name: str) -> str:
+    def _domain_of(self, name: str) -> str:
         return name if self._per_host else registered_domain(name)
 
-    def _open(self, name: str) -> _Kept:
-        home = self._home(name)
+    def _domain_cookies(self, name: str) -> _DomainCookies:
+        home = self._domain_of(name)
         kept = self._domains.get(home)
         if kept is None:
-            kept = self._domains[home] = _Kept()
+            kept = self._domains[home] = _DomainCookies()
         self._domains.move_to_end(home)
         while len(self._domains) > MAX_DOMAINS:
             self._domains.popitem(last=False)
@@ -344,7 +344,7 @@ def _cookie(row: Any, changed_at: float) -> Cookie:
     )
 
 
-def _hides_secure(cookie: Cookie, kept: _Kept) -> bool:
+def _hides_secure(cookie: Cookie, kept: _DomainCookies) -> bool:
     """Whether a cookie set over plain HTTP would overwrite one with the Secure attribute."""
     return any(
         old.secure

@@ -21,10 +21,10 @@ from gossamer.clock import SystemClock
 from gossamer.compression import gunzip, gzip
 from gossamer.errors import ConfigError, NotKept
 from gossamer.model import PageRow, Record
-from gossamer.storage.base import KeepsRejected
+from gossamer.storage.base import ReadsRejected
 from gossamer.storage.csv import cell
 from gossamer.storage.jsonl import REJECTED
-from gossamer.storage.query import LastWords, Where, visit_of
+from gossamer.storage.query import CurrentRecords, Where, visit_of
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.warc import index
 from gossamer.storage.warc.reader import warc_files
@@ -196,7 +196,7 @@ def write_rejected(export: Export) -> int:
 def _rejected(export: Export) -> Iterator[bytes]:
     job = export.source
     readers = job.readers()
-    own = next((reader for reader in readers if isinstance(reader, KeepsRejected)), None)
+    own = next((reader for reader in readers if isinstance(reader, ReadsRejected)), None)
     path = job.folder / REJECTED
     if path.exists() and not (job.is_fleets and own is not None):
         with path.open("rb") as file:
@@ -204,7 +204,7 @@ def _rejected(export: Export) -> Iterator[bytes]:
     elif own is not None:
         yield from own.rejected()
     elif not readers and not job.folder.is_dir():
-        raise job.lacks("items")
+        raise job.missing_data("items")
 
 
 log = logging.getLogger("gossamer.export")
@@ -236,7 +236,7 @@ class _Visits:
         self.file, self.start, self.end = array("Q"), array("Q"), array("Q")
         self._digest = array("q")
         self._has_body, self._meets = bytearray(), bytearray()
-        self._words = LastWords()
+        self._words = CurrentRecords()
 
     def read(self, path: Path, file: IO[bytes], number: int, export: Export) -> None:
         """Add the visits of a file."""
@@ -271,7 +271,7 @@ class _Visits:
 
     def chosen(self) -> tuple[Iterator[int], int]:
         """The visits to export, in order, and their number without those that are exported only for their body."""
-        wanted = bytearray(meets and last for meets, last in zip(self._meets, self._words.settled(), strict=True))
+        wanted = bytearray(meets and last for meets, last in zip(self._meets, self._words.flags(), strict=True))
         count = sum(wanted)
         missing = {self._digest[one] for one, is_wanted in enumerate(wanted) if is_wanted and not self._has_body[one]}
         missing -= {self._digest[one] for one, is_wanted in enumerate(wanted) if is_wanted and self._has_body[one]}

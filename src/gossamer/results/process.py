@@ -33,7 +33,7 @@ class Setup(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     warcs: list[str]
     trees: list[tuple[str, str]]
-    drafts: str
+    index_folder: str
     """Folder with the generated indexes."""
     where: list[str] = []
     """Filter conditions for pages."""
@@ -222,7 +222,7 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
     guard = Guard()
     where = _where(setup.where)
     trees = [(Path(tree), Path(folder)) for tree, folder in setup.trees]
-    stored = Stored([Path(path) for path in setup.warcs], trees, drafts=Path(setup.drafts))
+    stored = Stored([Path(path) for path in setup.warcs], trees, index_folder=Path(setup.index_folder))
 
     def send(message: Message) -> None:
         data = _encode(message)

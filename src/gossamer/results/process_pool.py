@@ -264,6 +264,6 @@ class ReplayPool:
             configuration.dump(self._settings),
             [str(path) for path in self._stored.warcs],
             [(str(tree), str(folder)) for tree, folder in self._stored.trees],
-            str(self._stored.drafts),
+            str(self._stored.index_folder),
             self._where,
         )

@@ -16,7 +16,7 @@ from gossamer.errors import ConfigError
 from gossamer.results.process import Done
 from gossamer.results.process_pool import ReplayPool
 from gossamer.settings import Settings
-from gossamer.storage.files import in_words, sync_folder
+from gossamer.storage.files import sync_folder, translate_error
 from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED
 from gossamer.storage.reader import Stored
 
@@ -94,7 +94,7 @@ class Replay:
                     draft.replace(self._out / name)
             sync_folder(self._out)
         except OSError as error:
-            raise in_words(error) from error
+            raise translate_error(error) from error
         finally:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)

@@ -93,7 +93,7 @@ def _views(job: StoredJob, spill: Path) -> dict[str, Sequence[SqlSource]]:
     if reader is not None:
         return {**reader.sql_sources(spill), "_requests": [steps]}
     if not steps.files:
-        raise job.lacks("rows")
+        raise job.missing_data("rows")
     if places := job.elsewhere or [reader.place for reader in job.readers()]:
         log.warning("the tables of pages and items are empty: the results are in %s", ", ".join(places))
     return {"_visits": [], "_items": [], "_requests": [steps]}

@@ -53,7 +53,7 @@ from gossamer.service.schemas import (
 from gossamer.service.state import ServiceState, decode_cursor, encode_cursor, parse_url, split_valid_urls
 from gossamer.settings import Settings
 from gossamer.storage.registry import tree_folder
-from gossamer.storage.request_log import Sent, walked
+from gossamer.storage.request_log import Sent, requests_to
 
 
 class JobEndpoints:
@@ -374,7 +374,7 @@ class HistoryEndpoints:
         def read() -> dict[str, Any]:
             steps: deque[Sent] = deque(maxlen=_MOST_STEPS)
             counted = 0
-            for one in walked(job.stored(), name, job.settings):
+            for one in requests_to(job.stored(), name, job.settings):
                 if query.since <= one.step.at < query.until:
                     steps.append(one)
                     counted += 1

@@ -19,7 +19,7 @@ from gossamer.service.directory import JobDirectory
 from gossamer.service.events import EventHub
 from gossamer.service.schemas import ResponseModel
 from gossamer.service.statistics import JobCounters, TimeSeries
-from gossamer.storage.request_log import Tail
+from gossamer.storage.request_log import LogTail
 
 log = logging.getLogger("gossamer.service")
 _RUNNING_STATES = frozenset(("starting", "running", "paused", "stopping"))
@@ -108,7 +108,7 @@ class MonitoredJob:
         self._clock = clock
         self.past = TimeSeries()
         self.tally = JobCounters(self.past)
-        self._tail: Tail | None = None
+        self._tail: LogTail | None = None
         self._busy = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         self._rates: deque[tuple[float, int, int]] = deque(maxlen=64)
@@ -162,7 +162,7 @@ class MonitoredJob:
         self.cost_seconds = self._clock.monotonic() - began
         state = handle.state(counts, heartbeats)
         if self._tail is None:
-            self._tail = Tail(handle.folder)
+            self._tail = LogTail(handle.folder)
             self.tally = JobCounters(self.past, site_by=handle.settings.site_by)
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow(self._tail))
@@ -188,9 +188,9 @@ class MonitoredJob:
             },
         )
 
-    async def _follow(self, tail: Tail) -> None:
+    async def _follow(self, tail: LogTail) -> None:
         try:
-            steps = await asyncio.to_thread(tail.look)
+            steps = await asyncio.to_thread(tail.read_new)
         except OSError as error:
             log.warning("cannot read the request log of %s: %s", self.name, error)
             return

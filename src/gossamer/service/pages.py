@@ -112,7 +112,7 @@ def _page(row: PageRow, settings: Settings) -> Page:
 
 def _search(stored: StoredJob, terms: Search, query: PagesQuery, *, go_on: GoOn) -> tuple[list[PageRow], Cursor | None]:
     reader = stored.first("rows")
-    if reader is None and stored.awaits("rows"):
+    if reader is None and stored.expects("rows"):
         return [], None
     reader = reader or stored.need("rows")
     after = decode_cursor(query.cursor, reader.cursor, None) if query.cursor is not None else None
@@ -122,7 +122,7 @@ def _search(stored: StoredJob, terms: Search, query: PagesQuery, *, go_on: GoOn)
 def _versions(stored: StoredJob, url: str) -> list[PageRow]:
     # A tree of bodies cannot list rows, but can look up a URL.
     reader = stored.first("rows") or stored.first("bodies")
-    if reader is None and stored.awaits("rows"):
+    if reader is None and stored.expects("rows"):
         return []
     return versions_of((reader or stored.need("rows")).rows(Search(url=url)))
 

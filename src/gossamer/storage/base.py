@@ -124,7 +124,7 @@ class BodyReader(Protocol):
 
 
 @runtime_checkable
-class KeepsRejected(Protocol):
+class ReadsRejected(Protocol):
     """A reader of a format that also stores rejected items; others leave them to `items-rejected.jsonl`."""
 
     def rejected(self) -> Iterator[bytes]:

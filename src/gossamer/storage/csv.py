@@ -128,7 +128,7 @@ class CsvReader:
         self.keeps: frozenset[Keeps] = frozenset(("rows", "items", "visits"))
 
     def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
-        return self._records() if all_visits else query.last_of_urls(self._records)
+        return self._records() if all_visits else query.current_by_url(self._records)
 
     def _records(self) -> Iterator[Record]:
         for row in self._rows():

@@ -30,7 +30,7 @@ def sync(descriptor: int) -> None:
     os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
 
 
-def cut(path: Path, mark: int) -> None:
+def truncate(path: Path, mark: int) -> None:
     """Truncate a file to its committed length; a shorter file is an error."""
     found = path.stat().st_size
     if found < mark:
@@ -51,7 +51,7 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def hold(descriptor: int) -> bool:
+def lock(descriptor: int) -> bool:
     """Lock a file until it is closed; False if another process holds the lock. Without lock support, always True."""
     try:
         import fcntl
@@ -86,13 +86,13 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def in_words(error: OSError) -> SinkError:
+def translate_error(error: OSError) -> SinkError:
     """Translate an OSError: SinkFull if disk space is missing, else SinkError."""
     kind = SinkFull if is_full(error) else SinkError
     return kind(f"cannot write output: {error.strerror}", hint="free some disk space")
 
 
-def in_words_of(folder: Path, error: OSError) -> SinkError:
+def translate_folder_error(folder: Path, error: OSError) -> SinkError:
     """Translate an OSError of a shared folder, where an unavailable folder is waited for like missing space."""
     kind = SinkFull if is_full(error) or error.errno in _AWAY else SinkError
     return kind(f"{folder}: {error.strerror}", hint="is the folder mounted, writable, and not full?")
@@ -123,7 +123,7 @@ class AppendedFiles:
         except OSError as error:
             for name, mark in self.marks.items():
                 os.ftruncate(self._files[name], mark)
-            raise in_words(error) from error
+            raise translate_error(error) from error
         for name, part in parts.items():
             self.marks[name] += len(part)
 
@@ -145,7 +145,7 @@ def _open(path: Path, mark: int) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        cut(path, mark)
+        truncate(path, mark)
     except BaseException:
         os.close(descriptor)
         raise

@@ -195,7 +195,7 @@ class JsonlReader:
         self.cursor: type[Cursor] = ByteCursor if pages == PAGES else TimeCursor
 
     def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
-        return self._records() if all_visits else query.last_of_urls(self._records)
+        return self._records() if all_visits else query.current_by_url(self._records)
 
     def _records(self) -> Iterator[Record]:
         for number, line in enumerate(lines_of(self._folder, PAGES), 1):

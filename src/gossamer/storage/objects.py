@@ -90,7 +90,7 @@ class Bucket:
         try:
             self._store = from_url(url, **options)
         except (faults.BaseError, ValueError) as error:
-            raise ConfigError(f"sink {url}: {_said(error)}", hint="use s3://bucket/prefix") from None
+            raise ConfigError(f"sink {url}: {_first_line(error)}", hint="use s3://bucket/prefix") from None
 
     async def put(self, name: str, source: Path | bytes) -> None:
         """Upload an object, in several parts if it is large; returns when the store has confirmed it."""
@@ -103,7 +103,7 @@ class Bucket:
                 if found != source.stat().st_size:
                     raise SinkError(f"{self.url}/{name} has {found} bytes, but {source} has {source.stat().st_size}")
         except (faults.BaseError, OSError) as error:
-            raise self._in_words(error) from error
+            raise self._translate_error(error) from error
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; missing ones are ignored."""
@@ -112,14 +112,15 @@ class Bucket:
         except FileNotFoundError:
             pass
         except (faults.BaseError, OSError) as error:
-            raise self._in_words(error) from error
+            raise self._translate_error(error) from error
 
-    def _in_words(self, error: Exception) -> SinkError:
+    def _translate_error(self, error: Exception) -> SinkError:
         if isinstance(error, _STOPS):
             return SinkError(
-                f"{self.url}: {_said(error)}", hint="does the bucket exist, and may these credentials write to it?"
+                f"{self.url}: {_first_line(error)}",
+                hint="does the bucket exist, and do the credentials allow writing?",
             )
-        return SinkFull(f"{self.url}: {_said(error)}", hint="is the store up, and reachable from here?")
+        return SinkFull(f"{self.url}: {_first_line(error)}", hint="is the store up, and reachable from here?")
 
 
 def _sync(path: Path) -> None:
@@ -129,7 +130,7 @@ def _sync(path: Path) -> None:
     files.sync_folder(path.parent)
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of an error, without a possible signature."""
     return re.sub(r"\?\S+", "?...", (str(error).splitlines() or [""])[0])[:300]
 
@@ -185,10 +186,10 @@ class LineFiles:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(folder.glob(f"*{SUFFIX}{OPEN}")):
-                _settle(path, (marks or {}).get(self._mark(path), 0))
+                _truncate_and_finish(path, (marks or {}).get(self._mark(path), 0))
             names = [*os.listdir(folder), *(Path(mark).name for mark in marks or ())]
         except OSError as error:
-            raise files.in_words(error) from error
+            raise files.translate_error(error) from error
         self._number = 1 + max(map(self._number_of, names), default=-1)
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
@@ -219,8 +220,8 @@ class LineFiles:
                         self._file(stream).append(zstd_frame(lines))
             except OSError as error:
                 for stream, file in self._files.items():
-                    file.cut(sizes.get(stream, 0))
-                raise files.in_words(error) from error
+                    file.truncate(sizes.get(stream, 0))
+                raise files.translate_error(error) from error
             return {self._mark(file.path): file.size for file in self._files.values()}
 
     def _is_full(self, file: _File) -> bool:
@@ -237,7 +238,7 @@ class LineFiles:
     async def rewind(self, marks: Mapping[str, int]) -> None:
         with self._lock:
             for file in self._files.values():
-                file.cut(marks.get(self._mark(file.path), 0))
+                file.truncate(marks.get(self._mark(file.path), 0))
 
     async def aclose(self) -> None:
         try:
@@ -278,7 +279,7 @@ class _File:
         files.sync(self._file)
         self.size += len(data)
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         os.ftruncate(self._file, size)
         self.size = size
 
@@ -287,8 +288,8 @@ class _File:
         os.close(self._file)
 
 
-def _settle(path: Path, size: int) -> None:
-    files.cut(path, size)
+def _truncate_and_finish(path: Path, size: int) -> None:
+    files.truncate(path, size)
     _finish(path)
 
 
@@ -321,18 +322,25 @@ class ObjectSink:
     """Uploads the files that another sink has finished, and deletes them from the spool.
 
     On one machine, frontier and spool are on the same disk: a record that is synced in the spool is durable, and the
-    next run uploads what a crashed one left. A machine of a fleet may never come back: with `pieces`, `write` returns
-    when the bucket has the data of the call as a small object of its own. These part objects are deleted after the
-    upload of the file that contains them."""
+    next run uploads what a crashed one left. A machine of a fleet may never come back: with `part_objects`, `write`
+    returns when the bucket has the data of the call as a small object of its own. These part objects are deleted
+    after the upload of the file that contains them."""
 
     patience_seconds = 60.0
     """Seconds for which uploads are retried at the end without progress."""
 
     def __init__(
-        self, inner: Sink, bucket: Bucket, spool: Path, *, home: Path, pieces: bool, spool_bytes: int = SPOOL_BYTES
+        self,
+        inner: Sink,
+        bucket: Bucket,
+        spool: Path,
+        *,
+        home: Path,
+        part_objects: bool,
+        spool_bytes: int = SPOOL_BYTES,
     ) -> None:
         self._inner, self._bucket, self._spool, self._home = inner, bucket, spool, home
-        self._pieces: dict[str, list[str]] | None = {} if pieces else None
+        self._part_objects: dict[str, list[str]] | None = {} if part_objects else None
         self._spool_bytes = spool_bytes
         self._sizes: dict[str, int] = {}
         self._turn = asyncio.Lock()
@@ -340,7 +348,7 @@ class ObjectSink:
         self._fault: SinkError | None = None
         self._failing_since: float | None = None
         self._known = False
-        self._lock = _locked(spool) if pieces else None
+        self._lock = _locked(spool) if part_objects else None
         self._clock: Clock = SystemClock()
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
@@ -348,36 +356,36 @@ class ObjectSink:
             if self._fault is not None:
                 raise self._fault
             if not self._known:
-                await self._knock()
+                await self._check_access()
             # Only further writes can finish an open file.
             if self._spooled_bytes() > self._spool_bytes and self._finished():
-                self._ship()
+                self._start_upload()
                 raise SinkFull(
                     f"{self._spool} has more than {self._spool_bytes:,} bytes waiting for {self._bucket.url}",
                     hint="is the store up, and fast enough? Raise the limit with ?spool_bytes=N",
                 )
             marks = await self._inner.write(records)
-            if self._pieces is not None:
+            if self._part_objects is not None:
                 try:
-                    await self._put_pieces(marks, self._pieces)
+                    await self._put_part_objects(marks, self._part_objects)
                 except SinkError:
                     await self._inner.rewind(self._sizes)
                     raise
             self._sizes = dict(marks)
-            self._ship()
+            self._start_upload()
             return marks
 
-    async def _knock(self) -> None:
+    async def _check_access(self) -> None:
         """Test write access with the first page, not after the first gigabyte."""
         try:
             await self._bucket.put(PROBE, b"")
         except SinkFull:
             # Without part objects, temporary faults are retried later.
-            if self._pieces is not None:
+            if self._part_objects is not None:
                 raise
         self._known = True
 
-    async def _put_pieces(self, marks: Mapping[str, int], pieces: dict[str, list[str]]) -> None:
+    async def _put_part_objects(self, marks: Mapping[str, int], part_objects: dict[str, list[str]]) -> None:
         for mark, end in marks.items():
             begin = self._sizes.get(mark, 0)
             if end > begin:
@@ -386,7 +394,7 @@ class ObjectSink:
                 name = f"{stem}-piece-{begin:012}{dot}{suffix}"
                 await self._bucket.put(name, await asyncio.to_thread(_read, path, begin, end))
                 # Recorded at once, so that it is also deleted if the next upload fails.
-                known = pieces.setdefault(path.name, [])
+                known = part_objects.setdefault(path.name, [])
                 if name not in known:
                     known.append(name)
 
@@ -400,7 +408,7 @@ class ObjectSink:
             await self._inner.aclose()
             self._failing_since = None
             while self._fault is None and self._finished():
-                self._ship()
+                self._start_upload()
                 if self._shipping is not None:
                     await asyncio.wait({self._shipping}, timeout=1.0)
                 if self._has_failed_for(self.patience_seconds):
@@ -411,7 +419,7 @@ class ObjectSink:
         left = self._finished()
         if not left:
             self._clear()
-        elif self._pieces is None:
+        elif self._part_objects is None:
             raise self._fault or SinkError(
                 f"{len(left)} files are not uploaded to {self._bucket.url}; they are kept in {self._spool}",
                 hint="run the same command again to upload them",
@@ -427,7 +435,7 @@ class ObjectSink:
             self._lock = None
             shutil.rmtree(self._spool, ignore_errors=True)
 
-    def _ship(self) -> None:
+    def _start_upload(self) -> None:
         """Start uploading finished files, unless an upload is running."""
         if (self._shipping is None or self._shipping.done()) and self._finished():
             self._shipping = asyncio.create_task(self._put_finished())
@@ -441,7 +449,7 @@ class ObjectSink:
             final = [fault for fault in faults if not isinstance(fault, SinkFull)]
             if final:
                 # Reported by the next call.
-                self._fault = _in_words(final[0])
+                self._fault = _translate_error(final[0])
                 return
             if not faults:
                 wait, self._failing_since = 0.5, None
@@ -454,11 +462,11 @@ class ObjectSink:
 
     async def _put_whole(self, path: Path) -> None:
         await self._bucket.put(path.name, path)
-        if self._pieces and (pieces := self._pieces.pop(path.name, [])):
+        if self._part_objects and (part_objects := self._part_objects.pop(path.name, [])):
             try:
-                await self._bucket.delete(pieces)
+                await self._bucket.delete(part_objects)
             except SinkError as error:
-                log.warning("%d part objects of %s were not deleted: %s", len(pieces), path.name, error)
+                log.warning("%d part objects of %s were not deleted: %s", len(part_objects), path.name, error)
         path.unlink()
 
     def _has_failed_for(self, seconds: float) -> bool:
@@ -504,7 +512,7 @@ def open_objects(opening: Opening) -> ObjectSink:
             max_seconds=options.object_seconds,
             home=home,
         )
-    return ObjectSink(inner, bucket, spool, home=home, pieces=in_fleet, spool_bytes=options.spool_bytes)
+    return ObjectSink(inner, bucket, spool, home=home, part_objects=in_fleet, spool_bytes=options.spool_bytes)
 
 
 def _options(query: str) -> BucketOptions:
@@ -537,7 +545,7 @@ def _own_spool(home: Path, opening: Opening) -> tuple[Path, str]:
             files.sync_folder(spool)
         return spool, (spool / _NAME).read_text("ascii")
     except OSError as error:
-        raise files.in_words(error) from error
+        raise files.translate_error(error) from error
 
 
 def _spool_name(sink: str) -> str:
@@ -556,12 +564,12 @@ def _new_spool(home: Path) -> tuple[Path, str]:
         spool.mkdir(parents=True)
         return spool, name
     except OSError as error:
-        raise files.in_words(error) from error
+        raise files.translate_error(error) from error
 
 
 def _locked(spool: Path) -> int:
     descriptor = os.open(spool / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    files.hold(descriptor)
+    files.lock(descriptor)
     return descriptor
 
 
@@ -571,16 +579,16 @@ def _is_dead(spool: Path) -> bool:
     except OSError:
         return False
     try:
-        return files.hold(descriptor)
+        return files.lock(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _in_words(fault: BaseException) -> SinkError:
+def _translate_error(fault: BaseException) -> SinkError:
     if isinstance(fault, SinkError):
         return fault
     if isinstance(fault, OSError):
-        return files.in_words(fault)
+        return files.translate_error(fault)
     raise fault
 
 

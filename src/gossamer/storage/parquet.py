@@ -76,7 +76,7 @@ class ParquetSink:
             )
             names = [*map(str, marks or ()), *(path.name for path in folder.rglob(f"{self._prefix}-*"))]
         except OSError as error:
-            raise files.in_words(error) from error
+            raise files.translate_error(error) from error
         self._number = 1 + max((int(found[1]) for found in map(self._numbered, names) if found), default=-1)
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
@@ -85,12 +85,12 @@ class ParquetSink:
     def _write(self, records: Sequence[Record]) -> dict[str, int]:
         lines = bytearray()
         for record in records:
-            parquet_files.add_line(lines, record, self._place(record))
+            parquet_files.add_line(lines, record, self._location(record))
         with self._lock:
             try:
                 return self._append(lines) if lines else {}
             except OSError as error:
-                raise self._given_up(error) from error
+                raise self._write_fault(error) from error
 
     def _append(self, lines: bytearray) -> dict[str, int]:
         # Seal only now that the last call is known to be committed: a sealed log cannot be truncated.
@@ -112,15 +112,15 @@ class ParquetSink:
             self._log.append(lines)
         return {self._log.mark: self._log.size}
 
-    def _given_up(self, error: OSError) -> SinkError:
+    def _write_fault(self, error: OSError) -> SinkError:
         """Return the error to raise. On a shared folder, a file handle may stay broken after one fault: the log is left
         as it is, and sealed at the end."""
         if not self._is_shared:
-            return files.in_words(error)
+            return files.translate_error(error)
         if self._log is not None and not files.is_full(error):
             self._log.close()
             self._log = None
-        return files.in_words_of(self._folder, error)
+        return files.translate_folder_error(self._folder, error)
 
     def _is_due(self, one: _Log) -> bool:
         is_old = self._clock.monotonic() - one.began_at >= SEAL_SECONDS
@@ -148,7 +148,7 @@ class ParquetSink:
     async def rewind(self, marks: Mapping[str, int]) -> None:
         with self._lock:
             if self._log is not None:
-                self._log.cut(marks.get(self._log.mark, 0))
+                self._log.truncate(marks.get(self._log.mark, 0))
 
     async def aclose(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._close)
@@ -164,9 +164,9 @@ class ParquetSink:
             self._full.clear()
             self._sealer.shutdown()
             if self._is_shared:
-                self._seal_rest()
+                self._seal_abandoned()
 
-    def _seal_rest(self) -> None:
+    def _seal_abandoned(self) -> None:
         """Seal logs that were abandoned while the folder was unavailable."""
         try:
             self._recover(None)
@@ -179,9 +179,9 @@ class ParquetSink:
             if not self._numbered(path.name):
                 continue
             if marks is None:
-                seal_left(path, by=self._by)
+                seal_abandoned(path, by=self._by)
                 continue
-            files.cut(path, marks.get(self._mark(path), 0))
+            files.truncate(path, marks.get(self._mark(path), 0))
             parquet_files.seal(path, self._folder, by=self._by)
         for mark in marks or ():
             path = self._home / mark
@@ -192,11 +192,11 @@ class ParquetSink:
         name = path.name.removesuffix(parquet_files.LOG)
         return next((self._folder / parquet_files.PAGES).rglob(f"{name}{parquet_files.SUFFIX}"), None) is not None
 
-    def _place(self, record: Record) -> parquet_files.BodyPlace | None:
+    def _location(self, record: Record) -> parquet_files.BodyLocation | None:
         for archive in self.archives:
             found = archive.placed.get((record.key, record.token))
             if found is not None:
-                return parquet_files.BodyPlace(
+                return parquet_files.BodyLocation(
                     f"{archive.where}/{found.file}", found.offset, found.length, found.is_revisit
                 )
         return None
@@ -218,7 +218,7 @@ class _Log:
         self.size = 0
         self._tried = False
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        files.hold(self._file)
+        files.lock(self._file)
         try:
             files.sync_folder(path.parent)
         except OSError:
@@ -236,7 +236,7 @@ class _Log:
             raise
         self.size += len(lines)
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         self.size = size
         os.ftruncate(self._file, size)
 
@@ -281,18 +281,18 @@ def open_parquet(opening: Opening) -> ParquetSink:
     )
 
 
-def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
+def seal_abandoned(path: Path, *, by: Sequence[str] = ()) -> None:
     """Seal a log that a worker of a fleet left, with all complete visits; not if the worker still holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if files.hold(descriptor):
+        if files.lock(descriptor):
             os.ftruncate(descriptor, parquet_files.whole_bytes(path))
             parquet_files.seal(path, path.parent, by=by)
     finally:
         os.close(descriptor)
 
 
-def left_logs(text: str, home: Path) -> list[Path]:
+def open_logs(text: str, home: Path) -> list[Path]:
     """Return the logs that are open, or that dead writers left."""
     target = read_target(text)
     return parquet_files.logs(Path(target.folder) if target.folder else home / TABLES)

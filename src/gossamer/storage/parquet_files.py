@@ -111,7 +111,7 @@ PAGE_SCHEMA = pa.schema(
 )
 
 
-class BodyPlace(NamedTuple):
+class BodyLocation(NamedTuple):
     """Location of a visit's response in a WARC file."""
 
     file: str
@@ -127,13 +127,13 @@ class LogRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     token: int
     page: PageRow
     items: tuple[Any, ...] = ()
-    warc: BodyPlace | None = None
+    warc: BodyLocation | None = None
 
 
-class PlacedRecord(Record, frozen=True, gc=False, kw_only=True):
+class LocatedRecord(Record, frozen=True, gc=False, kw_only=True):
     """A visit as read back, with its location in the archive."""
 
-    warc: BodyPlace | None = None
+    warc: BodyLocation | None = None
 
 
 class _RawRow(LogRow, frozen=True, gc=False):
@@ -209,7 +209,7 @@ def site_of(url: str) -> str:
     return parts[2] if len(parts) > 2 else ""
 
 
-def add_line(lines: bytearray, record: Record, place: BodyPlace | None) -> None:
+def add_line(lines: bytearray, record: Record, place: BodyLocation | None) -> None:
     """Append a visit to the data for a log."""
     row = LogRow(record.key, record.token, record.page, record.items, place)
     _encode_into(row, lines, len(lines))
@@ -331,7 +331,7 @@ class Snapshot:
             yield from _joined(path, beside if items else None)
         for row in self._rows():
             of_page = tuple(msgspec.json.decode(item) for item in row.items) if items else ()
-            yield PlacedRecord(key=row.key, token=row.token, page=row.page, items=of_page, warc=row.warc)
+            yield LocatedRecord(key=row.key, token=row.token, page=row.page, items=of_page, warc=row.warc)
 
     def pages(self, filters: Any = None) -> Iterator[PageRow]:
         """Yield the rows of all visits; from Parquet files, only those that pass the pyarrow filters."""
@@ -370,13 +370,13 @@ def _joined(pages: Path, items: Path | None) -> Iterator[Record]:
         for row in page_values(batch):
             key, token = row.pop("key"), row.pop("token")
             place = [row.pop(name, None) for name in _PLACE_FIELDS]
-            warc = BodyPlace(*place) if place[0] is not None else None
+            warc = BodyLocation(*place) if place[0] is not None else None
             found = []
             # Both files are in the order of the log.
             while waiting is not None and waiting[0] == (key, token):
                 found.append(waiting[1])
                 waiting = next(of_page, None)
-            yield PlacedRecord(key=key, token=token, page=page_row(row), items=tuple(found), warc=warc)
+            yield LocatedRecord(key=key, token=token, page=page_row(row), items=tuple(found), warc=warc)
 
 
 def _items_of(path: Path) -> Iterator[tuple[tuple[int, int], Any]]:

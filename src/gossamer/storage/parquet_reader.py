@@ -73,7 +73,7 @@ class ParquetReader:
         from gossamer.storage.parquet_files import Snapshot
 
         with Snapshot(self._folder, self._ours) as snapshot:
-            counts = query.last_words(snapshot.stamps(), all_visits=all_visits)
+            counts = query.find_current(snapshot.stamps(), all_visits=all_visits)
             for record, is_wanted in zip(snapshot.records(items=items), counts, strict=True):
                 if is_wanted:
                     yield record

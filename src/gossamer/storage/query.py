@@ -20,11 +20,11 @@ from gossamer.errors import ConfigError
 from gossamer.model import PageRow, Record
 
 _BUCKETS = 64
-_HELD_ENTRIES = 16_384
+_MEMORY_ENTRIES = 16_384
 """Entries of each bucket in memory, three numbers a record; further ones go to temporary files."""
 
 
-class LastWords:
+class CurrentRecords:
     """Determines the current record of each key: the one with the highest token.
 
     Of two with the same token, which a repeated commit leaves, the first wins."""
@@ -40,14 +40,14 @@ class LastWords:
         held = self._held[bucket]
         held.extend((key, token, self._count))
         self._count += 1
-        if len(held) >= 3 * _HELD_ENTRIES:
+        if len(held) >= 3 * _MEMORY_ENTRIES:
             file = self._files[bucket]
             if file is None:
                 file = self._files[bucket] = tempfile.TemporaryFile()  # noqa: SIM115
             held.tofile(file)
             del held[:]
 
-    def settled(self) -> bytearray:
+    def flags(self) -> bytearray:
         """Return a byte for each added record, 1 if it is current. Call it once."""
         counts = bytearray(self._count)
         for bucket in range(_BUCKETS):
@@ -79,7 +79,7 @@ def visit_of(key: int, token: int) -> int:
 
 
 MOST_VERSIONS = 1000
-_ROWS_A_LOOK = 1000
+_ROWS_PER_CHECK = 1000
 """Rows between two checks of the clock."""
 
 
@@ -126,7 +126,7 @@ class Search:
     prefix: str = ""
 
     @property
-    def beginnings(self) -> tuple[str, ...]:
+    def prefixes(self) -> tuple[str, ...]:
         """URL prefixes, one of which every match has; empty if unknown."""
         if self.url or self.prefix:
             return (self.url or self.prefix,)
@@ -149,7 +149,7 @@ class Search:
         """Texts, one of which is in every matching line: searching for them is faster than decoding the line."""
         if self.url:
             return (b'{"url":' + msgspec.json.encode(self.url) + b",",)
-        found = tuple(b'{"url":' + msgspec.json.encode(text)[:-1] for text in self.beginnings)
+        found = tuple(b'{"url":' + msgspec.json.encode(text)[:-1] for text in self.prefixes)
         if not found and self.status is not None:
             found = (b'"status":%d,' % self.status,)
         return found
@@ -162,8 +162,8 @@ def newest(
     before = after if isinstance(after, TimeCursor) else None
     found: dict[TimeCursor, PageRow] = {}
     for number, row in enumerate(rows):
-        if number % _ROWS_A_LOOK == 0 and not go_on():
-            raise too_many()
+        if number % _ROWS_PER_CHECK == 0 and not go_on():
+            raise search_timeout()
         if row is None or not terms.fits(row):
             continue
         at = TimeCursor(row.fetched_at, row.url)
@@ -176,7 +176,7 @@ def newest(
     return [row for _, row in shown[:limit]], shown[limit - 1][0] if len(shown) > limit else None
 
 
-def too_many() -> ConfigError:
+def search_timeout() -> ConfigError:
     """Return the error for a search that ran out of time."""
     return ConfigError(
         "the search timed out: the job has too many pages to scan",
@@ -195,24 +195,24 @@ def versions_of(rows: Iterator[PageRow]) -> list[PageRow]:
     return sorted(found.values(), key=lambda row: -row.fetched_at)[:MOST_VERSIONS]
 
 
-def last_of_urls(read: Callable[[], Iterator[Record]]) -> Iterator[Record]:
+def current_by_url(read: Callable[[], Iterator[Record]]) -> Iterator[Record]:
     """Yield the last record of each URL, for records without key and token. Reads them twice."""
-    words, secret = LastWords(), secrets.token_bytes(16)
+    words, secret = CurrentRecords(), secrets.token_bytes(16)
     for number, record in enumerate(read()):
         words.add(siphash(secret, record.page.url), number)
     # If the file has grown since, only the first records are read.
-    for record, is_last in zip(read(), words.settled(), strict=False):
+    for record, is_last in zip(read(), words.flags(), strict=False):
         if is_last:
             yield record
 
 
-def last_words(stamps: Iterator[tuple[int, int]], *, all_visits: bool) -> bytearray:
+def find_current(stamps: Iterator[tuple[int, int]], *, all_visits: bool) -> bytearray:
     """Return a byte for each visit: 1 for the last of its page, or with `all_visits` for each distinct one."""
-    words = LastWords()
+    words = CurrentRecords()
     for key, token in stamps:
         # A fleet may store a visit twice.
         words.add(visit_of(key, token) if all_visits else key, 0 if all_visits else token)
-    return words.settled()
+    return words.flags()
 
 
 Test = Callable[[PageRow], bool]

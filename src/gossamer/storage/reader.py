@@ -18,11 +18,11 @@ from gossamer.storage import parquet_reader
 from gossamer.storage.base import Keeps, OnFault, Reader, StoredPage, Version, Which
 from gossamer.storage.registry import FORMATS, find_readers, formats_keeping, parted
 from gossamer.storage.segments import has_segments
-from gossamer.storage.tree import TreeShelf
+from gossamer.storage.tree import TreeArchive
 from gossamer.storage.warc.reader import ENDINGS, ReadPart, WarcArchive, warc_files
 from gossamer.storage.warc.records import FOLDER as ARCHIVE
 
-_LACKS: Mapping[Keeps, str] = {
+_MISSING: Mapping[Keeps, str] = {
     "rows": "has no rows of pages",
     "items": "has no items",
     "items by page": "does not say which pages its items are from",
@@ -90,9 +90,9 @@ class StoredJob:
         """Like `first`; raises NotKept, which names what is missing and which sink stores it."""
         if (reader := self.first(*what, prefer=prefer)) is not None:
             return reader
-        raise self.lacks(*what)
+        raise self.missing_data(*what)
 
-    def lacks(self, *what: Keeps) -> NotKept:
+    def missing_data(self, *what: Keeps) -> NotKept:
         """Return the error for missing data."""
         hint = f"crawl with --sink {' or --sink '.join(formats_keeping(*what))} as a further sink"
         if not self.folder.is_dir() and not self.sinks:
@@ -100,7 +100,7 @@ class StoredJob:
         if readers := self.readers():
             places = ", ".join(dict.fromkeys(reader.place for reader in readers))
             missing = [one for one in what if not any(one in reader.keeps for reader in readers)] or what[-1:]
-            return NotKept(f"{places} {_LACKS[missing[0]]}", hint=hint)
+            return NotKept(f"{places} {_MISSING[missing[0]]}", hint=hint)
         unread = [masked_address(name) for name in self.sinks if parted(name)[0] in FORMATS and not _is_readable(name)]
         if unread:
             return NotKept(f"{', '.join(unread)}: this sink cannot be read back", hint=hint)
@@ -108,7 +108,7 @@ class StoredJob:
             return NotKept(f"no data in {self.folder} or in {', '.join(away)}", hint="has the crawl started?")
         return NotKept(f"no data in {self.folder}", hint="name the job's folder, or --frontier URL for a fleet's job")
 
-    def awaits(self, *what: Keeps) -> bool:
+    def expects(self, *what: Keeps) -> bool:
         """Whether there is no data yet, but a sink of the job will store this."""
         kept = [form.keeps for name in self.sinks if (form := FORMATS.get(parted(name)[0])) is not None]
         return not self.readers() and any(keeps.issuperset(what) for keeps in kept)
@@ -137,21 +137,22 @@ class Stored:
         warcs: Sequence[Path],
         trees: Sequence[tuple[Path, Path]] = (),
         *,
-        drafts: Path | None = None,
+        index_folder: Path | None = None,
         only: Mapping[str, Set[int]] | None = None,
         jobs: Mapping[Path, StoredJob] | None = None,
     ) -> None:
         """`jobs` maps the folder of a tree to the job with the rows of its pages."""
         # A private folder: the stored data may be read-only, or another user's.
-        self._own = tempfile.TemporaryDirectory(prefix="gossamer-index-") if drafts is None else None
-        self.drafts = Path(self._own.name) if self._own is not None else drafts or Path()
+        self._own = tempfile.TemporaryDirectory(prefix="gossamer-index-") if index_folder is None else None
+        self.index_folder = Path(self._own.name) if self._own is not None else index_folder or Path()
         """Folder of temporary indexes; processes that read the same data may share it."""
         self.warcs = tuple(warcs)
         self.trees = tuple(trees)
         """Trees of bodies, each with the folder of the job whose rows have their URLs."""
-        self._shelf = WarcArchive(self.warcs, self.drafts, shared=drafts is not None, only=only)
+        self._archive = WarcArchive(self.warcs, self.index_folder, shared=index_folder is not None, only=only)
         self._trees = {
-            str(folder): TreeShelf(tree, folder, self.drafts, (jobs or {}).get(folder)) for tree, folder in self.trees
+            str(folder): TreeArchive(tree, folder, self.index_folder, (jobs or {}).get(folder))
+            for tree, folder in self.trees
         }
 
     def __enter__(self) -> Self:
@@ -170,7 +171,7 @@ class Stored:
     def versions(self, url: str) -> list[Version]:
         """Return the stored responses of a URL, oldest first, including redirects and errors."""
         wanted = urls.normal(url) or url
-        found = self._shelf.versions(wanted)
+        found = self._archive.versions(wanted)
         if not found:
             found = [version for tree in self._trees.values() for version in tree.versions(wanted)]
         return sorted(found, key=lambda version: (version.fetched_at, version.file, version.offset))
@@ -196,14 +197,14 @@ class Stored:
 
     def parts(self, which: Which = "last") -> Iterator[ReadPart]:
         """Split all pages into parts for several processes; read in order, they give the same as `pages`."""
-        yield from self._shelf.parts(which)
+        yield from self._archive.parts(which)
         for tree in self._trees.values():
             yield from tree.parts(which)
 
     def part(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
         """Yield the pages of one part."""
         holder = self._trees.get(part.source)
-        yield from (holder.pages(part, on_fault) if holder is not None else self._shelf.pages(part, on_fault))
+        yield from (holder.pages(part, on_fault) if holder is not None else self._archive.pages(part, on_fault))
 
     def pages(self, which: Which = "last", on_fault: OnFault | None = None) -> Iterator[StoredPage]:
         """Yield every page that a spider handled, in the order of files: the last version of each, or all.
@@ -212,9 +213,9 @@ class Stored:
         for part in self.parts(which):
             yield from self.part(part, on_fault)
 
-    def _holder(self, version: Version) -> WarcArchive | TreeShelf:
+    def _holder(self, version: Version) -> WarcArchive | TreeArchive:
         if version.file.endswith(ENDINGS):
-            return self._shelf
+            return self._archive
         return next(tree for tree in self._trees.values())
 
 
@@ -227,7 +228,7 @@ def open_stored(*places: str | Path | StoredJob) -> Stored:
     only: dict[str, set[int]] = {}
     for place in places:
         if isinstance(place, StoredJob):
-            _take(place, warcs, trees, jobs)
+            _add_place(place, warcs, trees, jobs)
             continue
         path = Path(place)
         if tables := _tables(path):
@@ -247,7 +248,7 @@ def open_stored(*places: str | Path | StoredJob) -> Stored:
             away = "://" in str(place)
             hint = "download its objects into a folder, and name that" if away else "see crawls/ for the names of jobs"
             raise ArchiveError(f"{masked_address(str(place))}: no such job, folder or file", hint=hint)
-        _take(StoredJob.of(folder), warcs, trees, jobs)
+        _add_place(StoredJob.of(folder), warcs, trees, jobs)
     # A file may be named twice.
     for whole in map(str, warcs):
         only.pop(whole, None)
@@ -264,18 +265,20 @@ def _tables(path: Path) -> list[Path]:
     return sorted(below.rglob(f"*{parquet_reader.PARQUET_SUFFIX}"))
 
 
-def _take(place: StoredJob, warcs: list[Path], trees: list[tuple[Path, Path]], jobs: dict[Path, StoredJob]) -> None:
+def _add_place(
+    place: StoredJob, warcs: list[Path], trees: list[tuple[Path, Path]], jobs: dict[Path, StoredJob]
+) -> None:
     """Add the data of a place. Pages in WARC files are not read again from a tree."""
     found = warc_files(place)
     kept = [(tree, place.folder) for tree in place.targets("folder")] if place.is_job and not found else []
     if not found and not kept:
-        raise _bodiless(place)
+        raise _no_bodies(place)
     warcs += found
     trees += kept
     jobs[place.folder] = place
 
 
-def _bodiless(place: StoredJob) -> NotKept:
+def _no_bodies(place: StoredJob) -> NotKept:
     """Return the error for a job without bodies."""
     if away := [name for name in place.elsewhere if name.startswith("warc+")]:
         return NotKept(

@@ -245,7 +245,7 @@ def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] =
         kind, target = parted(name)
         if kind not in ("warc", "parquet"):
             continue
-        for path, finish in _left(kind, target, folder):
+        for path, finish in _unfinished(kind, target, folder):
             lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
             if not lives or os.uname().nodename in path.name:
                 # Another process that ends at the same time may have finished it.
@@ -253,18 +253,18 @@ def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] =
                     finish(path)
 
 
-def _left(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+def _unfinished(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
     """Yield the open files of live or dead workers, and the function that finishes each."""
     if kind == "parquet":
-        from gossamer.storage.parquet import left_logs, read_target, seal_left
+        from gossamer.storage.parquet import open_logs, read_target, seal_abandoned
 
         by = read_target(target).by
-        yield from ((path, partial(seal_left, by=by)) for path in left_logs(target, folder))
+        yield from ((path, partial(seal_abandoned, by=by)) for path in open_logs(target, folder))
     else:
         from gossamer.storage.warc.records import FOLDER
-        from gossamer.storage.warc.sink import finish_left, left_open
+        from gossamer.storage.warc.sink import finish_abandoned, open_files
 
-        yield from ((path, finish_left) for path in left_open(Path(target) if target else folder / FOLDER))
+        yield from ((path, finish_abandoned) for path in open_files(Path(target) if target else folder / FOLDER))
 
 
 def _open(

@@ -218,11 +218,11 @@ def dropped_until(folder: Path) -> float:
         return 0.0
 
 
-def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, SentRequest]]:
+def logged_requests(folder: Path, *prefixes: str) -> Iterator[tuple[str, SentRequest]]:
     """Yield the requests with one of these URL prefixes, each with the worker's name, in the order of each worker.
 
     Skips incomplete lines, which a crash may leave."""
-    heads = tuple(b'{"url":' + msgspec.json.encode(beginning)[:-1] for beginning in beginnings)
+    heads = tuple(b'{"url":' + msgspec.json.encode(beginning)[:-1] for beginning in prefixes)
     for worker, path in parts(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             for line in file:
@@ -240,7 +240,7 @@ def request_log_bytes(folder: Path) -> int:
     return total
 
 
-def cut_of(folder: Path, *, since: float = 0.0) -> CutTally:
+def count_cut(folder: Path, *, since: float = 0.0) -> CutTally:
     """Count the pages with dropped content in the request log, since its start or since a time."""
     tally = CutTally()
     for _, path in parts(folder):
@@ -283,7 +283,7 @@ _SLACK_SECONDS, _SLACK_SHARE = 0.002, 0.001
 """Tolerance: times are stored in milliseconds, and clocks are slewed by half a thousandth at most."""
 
 
-def rested(one: SentRequest, before: SentRequest | None) -> float | None:
+def gap_before(one: SentRequest, before: SentRequest | None) -> float | None:
     """Return the seconds from the previous response's headers, where the delay starts, to a request; None if none.
 
     Uses the worker's monotonic clock if one worker handled both, else the stored times."""
@@ -298,12 +298,12 @@ def is_too_short(one: SentRequest, rest: float) -> bool:
     return one.lanes == 1 and rest + slack < one.delay
 
 
-def walked(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
+def requests_to(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
     """Yield the requests to a site in the order of each worker: from the request log, or else from stored pages."""
     by_domain = settings.site_by == "domain"
-    beginnings = ("http",) if by_domain else (f"http://{site}/", f"https://{site}/")
+    prefixes = ("http",) if by_domain else (f"http://{site}/", f"https://{site}/")
     if has_request_log(job.folder):
-        found = (Sent(step, worker) for worker, step in steps(job.folder, *beginnings))
+        found = (Sent(step, worker) for worker, step in logged_requests(job.folder, *prefixes))
     else:
         found = (Sent(_step(row)) for row in _rows(job, Search(site=site, site_by=settings.site_by)))
     for one in found:
@@ -311,7 +311,7 @@ def walked(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
             yield one
 
 
-def stored(job: StoredJob, url: str) -> list[PageRow]:
+def stored_rows(job: StoredJob, url: str) -> list[PageRow]:
     """Return the stored rows of one page, the current one last; none if only bodies, or nothing, are stored.
 
     A server that is unavailable does not stop the search in other places."""
@@ -350,7 +350,7 @@ _FIRST_BYTES = 32 * 1024 * 1024
 """Bytes that the first read goes back, over all files: some 250,000 requests."""
 _LOOK_BYTES = 8 * 1024 * 1024
 """Max bytes of one read; the next one continues there."""
-_LONGEST_LINE = 1024 * 1024
+_MAX_LINE_BYTES = 1024 * 1024
 _decoder = msgspec.json.Decoder(SentRequest)
 
 
@@ -363,7 +363,7 @@ class _File:
     """Whether reading started inside a line."""
 
 
-class Tail:
+class LogTail:
     """Follows the ends of a request log's files."""
 
     def __init__(self, folder: Path) -> None:
@@ -371,7 +371,7 @@ class Tail:
         self._files: dict[str, _File] = {}
         self._is_first = True
 
-    def look(self) -> list[Sent]:
+    def read_new(self) -> list[Sent]:
         """Return the requests since the last call, ordered by time."""
         self._find()
         found: list[Sent] = []
@@ -425,7 +425,7 @@ def _read(file: _File, most: int) -> bytes:
         return b""
     end = data.rfind(b"\n") + 1
     if not end:
-        if len(data) >= _LONGEST_LINE:
+        if len(data) >= _MAX_LINE_BYTES:
             file.position += len(data)
             file.is_torn = True
         return b""

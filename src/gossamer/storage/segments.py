@@ -30,7 +30,7 @@ from gossamer.model import PageRow, Record
 from gossamer.storage import files, selects
 from gossamer.storage.base import Keeps, Reader, SqlSource, without_page
 from gossamer.storage.jsonl import JsonlSink, lines_with, rows_in, search_lines
-from gossamer.storage.query import ByteCursor, Cursor, GoOn, LastWords, Search, visit_of
+from gossamer.storage.query import ByteCursor, CurrentRecords, Cursor, GoOn, Search, visit_of
 
 if TYPE_CHECKING:
     from gossamer.storage.reader import StoredJob
@@ -105,7 +105,7 @@ class SegmentSink:
         try:
             if self._file is not None and self._is_linked and not os.fstat(self._file).st_nlink:
                 # The file was deleted: data written to it would be lost.
-                self._let_go()
+                self._close()
             if self._file is None and self._is_there is not None and not self._is_there():
                 raise SinkFull(
                     f"{self._place.parent} is no longer the job's results folder",
@@ -116,7 +116,7 @@ class SegmentSink:
             os.fsync(file)
         except OSError as error:
             self._undo(error)
-            raise files.in_words_of(self._place, error) from error
+            raise files.translate_folder_error(self._place, error) from error
         self._size += len(lines)
 
     def _undo(self, error: OSError) -> None:
@@ -130,12 +130,12 @@ class SegmentSink:
         except OSError:
             keeps = False
         if not keeps:
-            self._let_go()
+            self._close()
             if not self._size:
                 with suppress(OSError):
                     self._path.unlink()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
@@ -145,7 +145,7 @@ class SegmentSink:
         """Do nothing: readers drop records that were not committed."""
 
     async def aclose(self) -> None:
-        self._let_go()
+        self._close()
 
 
 def has_segments(folder: Path) -> bool:
@@ -165,7 +165,7 @@ def stamps(folder: Path) -> Iterator[Stamp]:
             yield stamp
 
 
-def every_record(folder: Path) -> Iterator[Record]:
+def all_records(folder: Path) -> Iterator[Record]:
     """Yield every record in the segments of a folder, including those that are not current."""
     for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
         for _, line in _lines(path, path.stat().st_size):
@@ -177,16 +177,16 @@ def has_records(folder: Path) -> bool:
     return any(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
 
 
-def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
+def current_records(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
     """Yield the records of all segments: the current one of each page, or with `all_visits` one per visit."""
     parts = [(path, path.stat().st_size) for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))]
-    words, begins, count = LastWords(), [], 0
+    words, begins, count = CurrentRecords(), [], 0
     for path, size in parts:
         begins.append(count)
         for stamp, _ in _lines(path, size):
             words.add(visit_of(stamp.key, stamp.token) if all_visits else stamp.key, 0 if all_visits else stamp.weight)
             count += 1
-    counts = words.settled()
+    counts = words.flags()
     # Records written since the first pass are not read: whether they are current is unknown.
     for (path, size), begin in zip(parts, begins, strict=True):
         for number, (_, line) in enumerate(_lines(path, size), begin):
@@ -208,8 +208,8 @@ def _lines(path: Path, size: int) -> Iterator[tuple[Stamp, bytes]]:
             yield stamp, line
 
 
-_GATHERED = f"{FOLDER}-gathered-"
-_LITTER_SECONDS = 86_400.0
+_MERGING = f"{FOLDER}-gathered-"
+_STALE_SECONDS = 86_400.0
 
 
 async def merge_segments(folder: Path) -> int:
@@ -217,13 +217,13 @@ async def merge_segments(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     # Two machines may do this at the same time.
-    target = Path(tempfile.mkdtemp(prefix=_GATHERED, dir=folder))
+    target = Path(tempfile.mkdtemp(prefix=_MERGING, dir=folder))
     target.chmod(0o755)
     sink = JsonlSink(target, {})
     count = 0
     try:
         some = []
-        for record in gather(folder):
+        for record in current_records(folder):
             some.append(record)
             count += 1
             if len(some) >= 1000:
@@ -240,9 +240,9 @@ async def merge_segments(folder: Path) -> int:
 
 def _sweep(folder: Path) -> None:
     """Delete the files that crashed merges left."""
-    for path in folder.glob(f"{_GATHERED}*"):
+    for path in folder.glob(f"{_MERGING}*"):
         with suppress(FileNotFoundError):
-            if path.stat().st_mtime < SystemClock().epoch() - _LITTER_SECONDS:
+            if path.stat().st_mtime < SystemClock().epoch() - _STALE_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -263,7 +263,7 @@ class SegmentReader:
         self.place = str(folder / FOLDER)
 
     def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
-        return gather(self._folder, all_visits=all_visits)
+        return current_records(self._folder, all_visits=all_visits)
 
     def rows(self, terms: Search) -> Iterator[PageRow]:
         needles = terms.needles()
@@ -277,11 +277,11 @@ class SegmentReader:
         return search_lines(newest, terms, after=after, limit=limit)
 
     def items(self) -> Iterator[bytes]:
-        for record in gather(self._folder):
+        for record in current_records(self._folder):
             yield from map(msgspec.json.encode, record.items)
 
     def rejected(self) -> Iterator[bytes]:
-        for record in gather(self._folder):
+        for record in current_records(self._folder):
             yield from map(msgspec.json.encode, record.rejected)
 
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:

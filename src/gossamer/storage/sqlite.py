@@ -83,7 +83,7 @@ class SqliteSink:
                 self._make(table)
         except (sqlite3.Error, SinkError) as error:
             self._database.close()
-            raise (self._in_words(error) if isinstance(error, sqlite3.Error) else error) from error
+            raise (self._translate_error(error) if isinstance(error, sqlite3.Error) else error) from error
 
     def _make(self, table: ItemTable) -> None:
         """Create the table of an item type, or add missing columns."""
@@ -118,7 +118,7 @@ class SqliteSink:
             except (sqlite3.Error, SinkError) as error:
                 if self._database.in_transaction:
                     run("ROLLBACK")
-                raise (self._in_words(error) if isinstance(error, sqlite3.Error) else error) from error
+                raise (self._translate_error(error) if isinstance(error, sqlite3.Error) else error) from error
 
     def _add(self, rows: ItemRows) -> None:
         self._database.executemany("INSERT INTO items VALUES (?, ?, ?)", rows.plain)
@@ -132,7 +132,7 @@ class SqliteSink:
         with self._lock:
             self._database.close()
 
-    def _in_words(self, error: sqlite3.Error) -> SinkError:
+    def _translate_error(self, error: sqlite3.Error) -> SinkError:
         waits = getattr(error, "sqlite_errorcode", 0) & 0xFF in _WAITS
         return (SinkFull if waits else SinkError)(
             f"{self._path}: {error}", hint="free disk space, or stop other writers"
@@ -162,7 +162,7 @@ def _row(record: Record) -> tuple[object, ...]:
     return (record.key, record.token, *(None if value is msgspec.UNSET else value for value in values))
 
 
-_STEPS_A_LOOK = 1_000_000
+_STEPS_PER_CHECK = 1_000_000
 """SQLite virtual machine steps between two checks of the clock."""
 _DECLARED = {
     "INTEGER": "BIGINT", "REAL": "DOUBLE", "BOOLEAN": "BOOLEAN", "JSON_TEXT": "JSON", "TIMESTAMP_TEXT": "TIMESTAMP",
@@ -208,7 +208,7 @@ class SqliteReader:
         where, values = _conditions(terms, after if isinstance(after, TimeCursor) else None)
         found: list[PageRow] = []
         with self._opened() as database:
-            database.set_progress_handler(lambda: not go_on(), _STEPS_A_LOOK)
+            database.set_progress_handler(lambda: not go_on(), _STEPS_PER_CHECK)
             try:
                 rows = database.execute(
                     f"SELECT * FROM pages WHERE {where} ORDER BY fetched_at DESC, url DESC",
@@ -223,7 +223,7 @@ class SqliteReader:
             except sqlite3.OperationalError:
                 if go_on():
                     raise
-                raise query.too_many() from None
+                raise query.search_timeout() from None
         last = found[limit - 1] if len(found) > limit else None
         return found[:limit], TimeCursor(last.fetched_at, last.url) if last is not None else None
 
@@ -264,7 +264,7 @@ def _conditions(terms: Search, before: TimeCursor | None) -> tuple[str, list[Any
     tests: list[tuple[str, tuple[Any, ...]]] = []
     if terms.url:
         tests.append(("url = ?", (terms.url,)))
-    elif heads := terms.beginnings:
+    elif heads := terms.prefixes:
         either = " OR ".join("substr(url, 1, ?) = ?" for _ in heads)
         tests.append((f"({either})", tuple(value for head in heads for value in (len(head), head))))
     if terms.status is not None:

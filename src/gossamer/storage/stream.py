@@ -83,7 +83,7 @@ class StreamSink:
                     values += (_encode(page), _encode(record.items), _encode(record.rejected))
                 await self._add(keys=self._keys, args=values)
         except faults.RedisError as error:
-            raise self._in_words(error) from error
+            raise self._translate_error(error) from error
         except OSError as error:
             raise SinkFull(f"{self._server}: {error}", hint="is the server up?") from error
         return {}
@@ -98,7 +98,7 @@ class StreamSink:
             # No data is pending on the connection.
             pass
 
-    def _in_words(self, error: faults.RedisError) -> SinkError:
+    def _translate_error(self, error: faults.RedisError) -> SinkError:
         text = str(error)[:300]
         passes = isinstance(error, faults.ConnectionError | faults.TimeoutError) or text.startswith(_PASSING)
         if isinstance(error, faults.AuthenticationError | faults.NoPermissionError):

@@ -249,9 +249,9 @@ class TableSink:
                 if verdict is None:
                     raise
                 if verdict == "stop":
-                    raise SinkError(f"{self._link.server}: {said(error)}", hint=_HINT) from error
+                    raise SinkError(f"{self._link.server}: {first_line(error)}", hint=_HINT) from error
                 if verdict == "wait" or not left:
-                    raise SinkFull(f"{self._link.server}: {said(error)}", hint=_HINT) from error
+                    raise SinkFull(f"{self._link.server}: {first_line(error)}", hint=_HINT) from error
             except BaseException:
                 self._link.abort()
                 raise
@@ -352,7 +352,7 @@ def in_parts(rows: Sequence[str], head: str, tail: str, *, most_bytes: int) -> I
         yield head + ",".join(part) + tail
 
 
-def said(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return an error's first line."""
     text = str(error.args[-1]) if error.args else ""
     return (text.splitlines() or [""])[0][:300] or type(error).__name__

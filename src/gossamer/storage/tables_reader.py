@@ -28,17 +28,17 @@ from gossamer.storage import query, selects
 from gossamer.storage.base import Keeps, Opening, Reader, SqlSource, page_row
 from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
 from gossamer.storage.registry import parted
-from gossamer.storage.tables import COLUMNS, MORE, NUMBER, PAGE, TableNames, address, said
+from gossamer.storage.tables import COLUMNS, MORE, NUMBER, PAGE, TableNames, address, first_line
 
 if TYPE_CHECKING:
     from gossamer.storage.reader import StoredJob
 
 T = TypeVar("T")
-_PART = 500
+_BATCH = 500
 """Rows in one batch. The text of a page may be long."""
 _ALL_KEYS = -(1 << 63)
 _READ_SECONDS = 600.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _SQL_TYPES = {
     "int": "BIGINT",
     "float": "DOUBLE",
@@ -115,12 +115,12 @@ class _Snapshot:
         """Yield the rows of a table of pages in batches, ordered by key."""
         last = _ALL_KEYS
         while True:
-            statement = f'SELECT * FROM {table} WHERE "key" > ? AND {where} ORDER BY "key" LIMIT {_PART}'
+            statement = f'SELECT * FROM {table} WHERE "key" > ? AND {where} ORDER BY "key" LIMIT {_BATCH}'
             rows = self.ask(statement, last, *values)
             if rows:
                 yield rows
                 last = rows[-1]["key"]
-            if len(rows) < _PART:
+            if len(rows) < _BATCH:
                 return
 
 
@@ -159,14 +159,14 @@ class TablesReader:
         with self._opened() as snapshot:
             while len(found) <= limit:
                 if not go_on():
-                    raise query.too_many()
+                    raise query.search_timeout()
                 where, values = self._conditions(terms, before)
                 statement = (
-                    f"SELECT * FROM {self._names.pages} WHERE {where} ORDER BY fetched_at DESC, url DESC LIMIT {_PART}"
+                    f"SELECT * FROM {self._names.pages} WHERE {where} ORDER BY fetched_at DESC, url DESC LIMIT {_BATCH}"
                 )
                 rows = [self._page(row) for row in snapshot.ask(statement, *values, go_on=go_on)]
                 found += filter(terms.fits, rows)
-                if len(rows) < _PART:
+                if len(rows) < _BATCH:
                     break
                 before = TimeCursor(rows[-1].fetched_at, rows[-1].url)
         last = found[limit - 1] if len(found) > limit else None
@@ -252,11 +252,11 @@ class TablesReader:
         while True:
             rows = snapshot.ask(
                 f'SELECT * FROM {table} WHERE "{page}" > ? OR ("{page}" = ? AND "{number}" > ?)'
-                f' ORDER BY "{page}", "{number}" LIMIT {_PART}',
+                f' ORDER BY "{page}", "{number}" LIMIT {_BATCH}',
                 *(last[0], *last),
             )
             yield from rows
-            if len(rows) < _PART:
+            if len(rows) < _BATCH:
                 return
             last = (rows[-1][page], rows[-1][number])
 
@@ -278,7 +278,7 @@ class TablesReader:
         tests: list[tuple[str, tuple[Any, ...]]] = []
         if terms.url:
             tests.append(("url = ?", (text(terms.url),)))
-        elif heads := [text(head) for head in terms.beginnings]:
+        elif heads := [text(head) for head in terms.prefixes]:
             either = " OR ".join("left(url, ?) = ?" for _ in heads)
             tests.append((f"({either})", tuple(value for head in heads for value in (len(head), head))))
         if terms.status is not None:
@@ -312,7 +312,7 @@ class TablesReader:
                         f"{self.place} has no table {self._names.pages}", hint="has the crawl stored a page yet?"
                     ) from None
                 if isinstance(error, _faults(self._server)):
-                    raise SinkError(f"{self.place}: {said(error)}", hint=_READ_HINT) from error
+                    raise SinkError(f"{self.place}: {first_line(error)}", hint=_READ_HINT) from error
                 raise
 
 
@@ -441,12 +441,12 @@ def _loop() -> Iterator[Any]:
         try:
             while True:
                 try:
-                    return future.result(_LOOK_SECONDS if go_on is not None else None)
+                    return future.result(_POLL_SECONDS if go_on is not None else None)
                 except Late:
                     if future.done():
                         raise
                     if go_on is not None and not go_on():
-                        raise query.too_many() from None
+                        raise query.search_timeout() from None
         finally:
             future.cancel()
 

@@ -61,7 +61,7 @@ class TreeSink:
             for kind in KINDS:
                 (folder / kind).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise files.in_words_of(folder, error) from error
+            raise files.translate_folder_error(folder, error) from error
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-tree")
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
@@ -85,7 +85,7 @@ class TreeSink:
                 self._put(HTMLS, place, record.body)
                 (self._folder / ERRS / place.host / place.key).unlink(missing_ok=True)
         except OSError as error:
-            raise files.in_words_of(self._folder, error) from error
+            raise files.translate_folder_error(self._folder, error) from error
 
     def _put(self, kind: str, place: TreePaths, data: bytes) -> None:
         target = self._folder / kind / place.host / place.key
@@ -165,16 +165,16 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(PageRow).decode
 
 
-class TreeShelf:
+class TreeArchive:
     """Reads a tree of bodies. It has only the last version of each page, and no headers or labels."""
 
-    def __init__(self, tree: Path, folder: Path, drafts: Path, job: StoredJob | None = None) -> None:
+    def __init__(self, tree: Path, folder: Path, index_folder: Path, job: StoredJob | None = None) -> None:
         """`job` has the rows of the pages, which only `parts` needs."""
         self._tree = tree
         self._folder = folder
         self._job = job
         name = blake2b(os.fsencode(f"{tree}\0{folder}"), digest_size=12).hexdigest()
-        self._listing = drafts / f"{name}.rows"
+        self._listing = index_folder / f"{name}.rows"
 
     def versions(self, url: str) -> list[Version]:
         """Return the stored body of a URL, if any; its time is that of the file."""

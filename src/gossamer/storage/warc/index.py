@@ -259,15 +259,15 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Captures:
-    """The captures of one file. `drafts` is a folder for rebuilt indexes; if `shared`, an index that another process
-    rebuilt there is used."""
+    """The captures of one file. `index_folder` is for rebuilt indexes; if `shared`, an index that another
+    process rebuilt there is used."""
 
-    def __init__(self, path: Path, drafts: Path, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, index_folder: Path, *, shared: bool = False) -> None:
         self.path = path
         beside = path.with_name(path.name.removesuffix(OPEN).removesuffix(SUFFIX) + INDEX)
         self._beside = beside if beside.is_file() and not path.name.endswith(OPEN) else None
         name = blake2b(os.fsencode(path.absolute()), digest_size=12).hexdigest()
-        self._draft = drafts / f"{name}{INDEX}"
+        self._draft = index_folder / f"{name}{INDEX}"
         self._drawn_from = -1
         self._shared = shared
 
@@ -284,7 +284,7 @@ class Captures:
         except OSError as error:
             raise ArchiveError(f"{source}: {error.strerror}", hint="it may have been renamed: try again") from error
         if size != self._drawn_from:
-            lines = sorted(self._drawn(source))
+            lines = sorted(self._rebuilt(source))
             new = self._draft.with_name(f"{self._draft.name}.{os.getpid()}")
             new.write_bytes(b"".join(lines))
             new.replace(self._draft)
@@ -296,7 +296,7 @@ class Captures:
         path = self.path.with_name(self.path.name.removesuffix(SUFFIX + OPEN) + INDEX + OPEN)
         return path if self.path.name.endswith(OPEN) and path.is_file() else None
 
-    def _drawn(self, source: Path) -> Iterator[bytes]:
+    def _rebuilt(self, source: Path) -> Iterator[bytes]:
         if source != self.path:
             yield from read_index(source, self.path.stat().st_size)[0]
             return

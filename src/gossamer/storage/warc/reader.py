@@ -59,15 +59,15 @@ if TYPE_CHECKING:
 
 TRUNCATED = "truncated:?"
 """Value for pages that a file of another tool marks as truncated."""
-_NOTED_BYTES = 64 * 1024 * 1024
-_ASIDE = "x-crawler-"
+_METADATA_BYTES = 64 * 1024 * 1024
+_RENAMED = "x-crawler-"
 _STATUS = re.compile(rb"\d{1,3}")
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 Original = Callable[[WarcRecord], bytes]
 """Returns the body that a revisit record refers to."""
 
 
-class Noted(msgspec.Struct, frozen=True, kw_only=True):
+class VisitMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata that the crawl wrote about a page."""
 
     key: int = 0
@@ -78,7 +78,7 @@ class Noted(msgspec.Struct, frozen=True, kw_only=True):
     items: list[msgspec.Raw] = []
 
 
-_decode_noted = msgspec.json.Decoder(Noted).decode
+_decode_metadata = msgspec.json.Decoder(VisitMetadata).decode
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -147,9 +147,9 @@ class WarcPages:
                 continue
             elif record.kind == "request":
                 self._held = _with_request(page, record)
-            elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
+            elif record.kind == "metadata" and (metadata := read_metadata(record)) is not None:
                 self._held = None
-                yield _known(page, noted, date)
+                yield _known(page, metadata, date)
 
     def _answer(self, record: WarcRecord) -> StoredPage | None:
         url = record.url
@@ -158,10 +158,10 @@ class WarcPages:
         head = read_head(record)
         if head is None or not head.is_page:
             if head is None and record.kind == "response":
-                self._miss(record, "its block is not an HTTP response")
+                self._add_fault(record, "its block is not an HTTP response")
             return None
         if record.header("warc-segment-number"):
-            self._miss(record, "segmented records are not supported")
+            self._add_fault(record, "segmented records are not supported")
             return None
         try:
             if record.kind == "revisit":
@@ -169,12 +169,12 @@ class WarcPages:
             else:
                 body = decoded(record.read(self._max_body_bytes), head, self._max_body_bytes)
         except FetchError as error:
-            self._miss(record, str(error))
+            self._add_fault(record, str(error))
             return None
         except ArchiveError as error:
             if error.offset == record.offset and record.kind == "response":
                 raise
-            self._miss(record, str(error))
+            self._add_fault(record, str(error))
             return None
         return StoredPage(
             url=url,
@@ -186,7 +186,7 @@ class WarcPages:
             offset=record.offset,
         )
 
-    def _miss(self, record: WarcRecord, why: str) -> None:
+    def _add_fault(self, record: WarcRecord, why: str) -> None:
         self.faults.append(ArchiveError(f"{record.url} ({self._path}, byte {record.offset}): {why}"))
 
 
@@ -199,11 +199,11 @@ def read_head(record: WarcRecord) -> Head | None:
     if len(parts) < 2 or not parts[0].startswith(b"HTTP") or not _STATUS.fullmatch(parts[1]):
         return None
     headers = _fields(lines)
-    aside = {name.removeprefix(_ASIDE) for name, _ in headers if name.startswith(_ASIDE)}
+    aside = {name.removeprefix(_RENAMED) for name, _ in headers if name.startswith(_RENAMED)}
     wire = tuple((name, value) for name, value in headers if name not in aside)
     codings = tuple(value for name, value in wire if name == "content-encoding")
     is_chunked = any(name == "transfer-encoding" and "chunked" in value.lower() for name, value in wire)
-    shown = tuple((name.removeprefix(_ASIDE), value) for name, value in wire) if aside else wire
+    shown = tuple((name.removeprefix(_RENAMED), value) for name, value in wire) if aside else wire
     return Head(int(parts[1]), shown, codings, is_chunked)
 
 
@@ -237,14 +237,14 @@ def decoded(body: bytes, head: Head, limit: int) -> bytes:
     return body
 
 
-def noted_in(record: WarcRecord) -> Noted | None:
+def read_metadata(record: WarcRecord) -> VisitMetadata | None:
     """Return the content of the crawl's metadata record; None in one of another tool."""
-    block = record.read(_NOTED_BYTES)
+    block = record.read(_METADATA_BYTES)
     found = block.find(OURS) if block.startswith(OURS) else block.find(b"\n" + OURS) + 1
     if not block.startswith(OURS, found):
         return None
     try:
-        return _decode_noted(block[found + len(OURS) :])
+        return _decode_metadata(block[found + len(OURS) :])
     except msgspec.DecodeError:
         return None
 
@@ -260,18 +260,18 @@ def _dated(page: StoredPage, date: str) -> StoredPage:
     return msgspec.structs.replace(page, fetched_at=epoch(date))
 
 
-def _known(page: StoredPage, noted: Noted, date: str) -> StoredPage:
-    row = noted.page
+def _known(page: StoredPage, metadata: VisitMetadata, date: str) -> StoredPage:
+    row = metadata.page
     return msgspec.structs.replace(
         page,
         url=row.url if row is not None else page.url,
         fetched_at=row.fetched_at if row is not None and row.fetched_at else epoch(date),
-        label=noted.label,
-        meta=noted.meta,
+        label=metadata.label,
+        meta=metadata.meta,
         row=row,
-        key=noted.key,
-        token=noted.token,
-        items=len(noted.items),
+        key=metadata.key,
+        token=metadata.token,
+        items=len(metadata.items),
     )
 
 
@@ -284,15 +284,15 @@ def _text(value: bytes) -> str:
 
 def _joined(body: bytes) -> bytes:
     """Join the chunks of a body; one that is not actually chunked is returned unchanged."""
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     position = 0
     while (found := _CHUNK.match(body, position)) is not None:
         size = int(found[1], 16)
         if not size:
-            return b"".join(pieces)
+            return b"".join(chunks)
         position = found.end() + size
-        pieces.append(body[found.end() : position])
-    return b"".join(pieces) if pieces and not body[position:].strip() else body
+        chunks.append(body[found.end() : position])
+    return b"".join(chunks) if chunks and not body[position:].strip() else body
 
 
 _PART_BYTES = 2 * 1024 * 1024
@@ -323,14 +323,14 @@ class WarcArchive:
     def __init__(
         self,
         paths: Sequence[Path],
-        drafts: Path,
+        index_folder: Path,
         *,
         shared: bool = False,
         only: Mapping[str, Set[int]] | None = None,
     ) -> None:
         # Of some files only some pages are requested.
         self._only = only or {}
-        self._captures = {str(path): Captures(path, drafts, shared=shared) for path in paths}
+        self._captures = {str(path): Captures(path, index_folder, shared=shared) for path in paths}
 
     def versions(self, url: str) -> list[Version]:
         """Return the stored responses of a URL."""
@@ -347,9 +347,9 @@ class WarcArchive:
 
     def row(self, version: Version) -> PageRow:
         """Return the row of a response: from its metadata record, or from the index for a file of another tool."""
-        noted = _noted_behind(version)[1]
-        if noted is not None and noted.page is not None:
-            return noted.page
+        metadata = _metadata_after(version)[1]
+        if metadata is not None and metadata.page is not None:
+            return metadata.page
         return PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at, digest=version.digest)
 
     def stream(self, version: Version, size: int) -> Iterator[bytes]:
@@ -363,11 +363,11 @@ class WarcArchive:
                 body = decoded(record.read(MAX_BODY_BYTES), head, MAX_BODY_BYTES)
                 yield from (body[start : start + size] for start in range(0, len(body), size))
             else:
-                yield from record.pieces(size)
+                yield from record.chunks(size)
 
     def parts(self, which: Which = "last") -> Iterator[ReadPart]:
         """Split all pages into parts of about 2 MB of file, in the order of files and records."""
-        beaten = self._beaten() if which == "last" else {}
+        superseded = self._superseded() if which == "last" else {}
         for name, held in self._captures.items():
             starts, offsets = [0], held.offsets()
             for offset in offsets:
@@ -375,7 +375,7 @@ class WarcArchive:
                     starts.append(offset)
             wanted = self._only.get(name)
             others = () if wanted is None else (offset for offset in offsets if offset not in wanted)
-            skip = sorted({*beaten.get(name, ()), *others})
+            skip = sorted({*superseded.get(name, ()), *others})
             for start, stop in zip(starts, [*starts[1:], None], strict=True):
                 inside = tuple(one for one in skip if start <= one and (stop is None or one < stop))
                 yield ReadPart(source=name, start=start, stop=stop, skip=inside)
@@ -407,11 +407,13 @@ class WarcArchive:
                     return
                 start = offsets[after]
 
-    def _beaten(self) -> dict[str, set[int]]:
+    def _superseded(self) -> dict[str, set[int]]:
         """Return for each file the responses that are not current. Only these are held in memory."""
-        beaten: dict[str, set[int]] = {}
+        superseded: dict[str, set[int]] = {}
         names = list(self._captures)
-        for same in _several(merge(*(_numbered(number, held) for number, held in enumerate(self._captures.values())))):
+        for same in _groups_by_url(
+            merge(*(_numbered(number, held) for number, held in enumerate(self._captures.values())))
+        ):
             best: dict[object, _Rank] = {}
             for line, number in same:
                 version = self._captures[names[number]].version(line)
@@ -422,21 +424,21 @@ class WarcArchive:
                 other = best.get(identity)
                 if other is not None:
                     lower = min(other, rank)
-                    beaten.setdefault(names[lower.file], set()).add(lower.offset)
+                    superseded.setdefault(names[lower.file], set()).add(lower.offset)
                 best[identity] = rank if other is None else max(other, rank)
-        return beaten
+        return superseded
 
     def _identity(self, version: Version) -> tuple[object, int]:
         """Return the identity of the page, and the token of the visit."""
         try:
-            return self._noted_identity(version)
+            return self._identity_from_metadata(version)
         except ArchiveError:
             # The fault is reported when the record is read; until then it has no rivals.
             return (version.file, version.offset), 0
 
-    def _noted_identity(self, version: Version) -> tuple[object, int]:
-        (method, posted), noted = _noted_behind(version)
-        return (noted.key, noted.token) if noted is not None else ((version.url, method, posted), 0)
+    def _identity_from_metadata(self, version: Version) -> tuple[object, int]:
+        (method, posted), metadata = _metadata_after(version)
+        return (metadata.key, metadata.token) if metadata is not None else ((version.url, method, posted), 0)
 
     def _original(self, record: WarcRecord) -> bytes:
         with _answer_at(self._origin(record)) as found:
@@ -461,7 +463,7 @@ class WarcArchive:
         return min(held, key=lambda one: abs(one.fetched_at - at))
 
 
-def _noted_behind(version: Version) -> tuple[tuple[str, bytes], Noted | None]:
+def _metadata_after(version: Version) -> tuple[tuple[str, bytes], VisitMetadata | None]:
     """Return method and body of the request, and the crawl's metadata; None without one."""
     method, posted, answer_id = "GET", b"", ""
     with closing(read_records(Path(version.file), start=version.offset)) as records:
@@ -475,8 +477,8 @@ def _noted_behind(version: Version) -> tuple[tuple[str, bytes], Noted | None]:
             elif record.kind == "request":
                 method = record.head().partition(b" ")[0].decode("latin-1")
                 posted = record.read(MAX_BODY_BYTES)
-            elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
-                return (method, posted), noted
+            elif record.kind == "metadata" and (metadata := read_metadata(record)) is not None:
+                return (method, posted), metadata
     return (method, posted), None
 
 
@@ -505,7 +507,7 @@ def _numbered(number: int, held: Captures) -> Iterator[tuple[bytes, int]]:
         yield line, number
 
 
-def _several(lines: Iterable[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
+def _groups_by_url(lines: Iterable[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
     """Yield groups of lines for one URL that have more than one line."""
     for _, group in groupby(lines, key=lambda line: line[0].partition(b" ")[0]):
         same = list(group)
@@ -586,7 +588,7 @@ class WarcReader:
     def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
         counts: list[int] = []
         stamps = self._stamps(counts)
-        wanted = iter(query.last_words(stamps, all_visits=all_visits))
+        wanted = iter(query.find_current(stamps, all_visits=all_visits))
         for path, count in zip(self.paths, counts, strict=True):
             # If the file has grown since, only the first records are read.
             for record, is_wanted in zip(islice(_visits_in(path, items=items), count), wanted, strict=False):
@@ -606,10 +608,10 @@ class WarcReader:
             rows = (record.page for path in self.paths for record in _visits_in(path))
             yield from filter(terms.fits, rows)
             return
-        with self._shelf() as shelf:
-            for version in shelf.versions(terms.url):
+        with self._archive() as archive:
+            for version in archive.versions(terms.url):
                 with suppress(ArchiveError):
-                    yield shelf.row(version)
+                    yield archive.row(version)
 
     def search(
         self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
@@ -621,11 +623,11 @@ class WarcReader:
         """Search the indexes, which have times in whole seconds; rows of the newest are read from the files."""
         found: list[Version] = []
         edge = floor(before.fetched_at) if before is not None else None
-        needles = tuple(msgspec.json.encode(text)[:-1] for text in terms.beginnings)
+        needles = tuple(msgspec.json.encode(text)[:-1] for text in terms.prefixes)
         rough = Search(url=terms.url, site=terms.site, site_by=terms.site_by, status=terms.status, prefix=terms.prefix)
-        with tempfile.TemporaryDirectory(prefix="gossamer-index-") as drafts:
+        with tempfile.TemporaryDirectory(prefix="gossamer-index-") as index_folder:
             for path in map(current, self.paths):
-                held = Captures(path, Path(drafts))
+                held = Captures(path, Path(index_folder))
                 for line in held.lines():
                     yield None
                     if needles and not any(needle in line for needle in needles):
@@ -639,10 +641,10 @@ class WarcReader:
                         found.append(version)
                         if len(found) > 8 * limit:
                             found = _latest(found, limit, edge)
-            shelf = WarcArchive([current(path) for path in self.paths], Path(drafts))
+            archive = WarcArchive([current(path) for path in self.paths], Path(index_folder))
             for version in _latest(found, limit, edge):
                 with suppress(ArchiveError):
-                    yield shelf.row(version)
+                    yield archive.row(version)
 
     def items(self) -> Iterator[bytes]:
         for record in self.records(items=True):
@@ -652,20 +654,20 @@ class WarcReader:
         return selects.spilled(self.records(all_visits=True, items=True), spill)
 
     @contextmanager
-    def _shelf(self) -> Iterator[WarcArchive]:
+    def _archive(self) -> Iterator[WarcArchive]:
         # The stored data may be read-only, or another user's: rebuilt indexes go elsewhere.
-        with tempfile.TemporaryDirectory(prefix="gossamer-index-") as drafts:
-            yield WarcArchive([current(path) for path in self.paths], Path(drafts))
+        with tempfile.TemporaryDirectory(prefix="gossamer-index-") as index_folder:
+            yield WarcArchive([current(path) for path in self.paths], Path(index_folder))
 
 
 def _visits_in(path: Path, *, items: bool = False) -> Iterator[Record]:
     """Yield the visits in the metadata records of a file."""
     try:
         for record in read_records(path):
-            noted = noted_in(record) if record.kind == "metadata" else None
-            if noted is not None and noted.page is not None:
-                of_page = tuple(msgspec.json.decode(item) for item in noted.items) if items else ()
-                yield Record(key=noted.key, token=noted.token, page=noted.page, items=of_page)
+            metadata = read_metadata(record) if record.kind == "metadata" else None
+            if metadata is not None and metadata.page is not None:
+                of_page = tuple(msgspec.json.decode(item) for item in metadata.items) if items else ()
+                yield Record(key=metadata.key, token=metadata.token, page=metadata.page, items=of_page)
     except ArchiveError:
         # The end of a file that is being written.
         if not path.name.endswith(OPEN):

@@ -281,7 +281,7 @@ def _record_id(*parts: object) -> str:
 FOLDER, SUFFIX, OPEN, INDEX = "archive", ".warc.gz", ".open", ".cdxj"
 
 _READ_BYTES = 1 << 15
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 19
 _GZIP = b"\x1f\x8b"
 _MOST_DIGITS = 18
@@ -352,9 +352,9 @@ class WarcRecord:
         """Read the rest of the block; ArchiveError if it is longer than `limit`."""
         if self._left > limit:
             raise ArchiveError(f"{self.url}: the body has {self._left} bytes; the limit is {limit}")
-        return b"".join(self.pieces(limit + 1))
+        return b"".join(self.chunks(limit + 1))
 
-    def pieces(self, size: int) -> Iterator[bytes]:
+    def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the rest of the block in chunks of at most `size` bytes."""
         while self._left:
             piece = self._reader.some(min(self._left, size))
@@ -384,7 +384,7 @@ class RecordReader:
         while self._begin():
             record = self._header()
             yield record
-            for _ in record.pieces(_PIECE_BYTES):
+            for _ in record.chunks(_CHUNK_BYTES):
                 pass
             self._end()
 
@@ -469,7 +469,7 @@ class RecordReader:
         rest = self._buffer[self._used :]
         while not (self._stream is not None and self._stream.eof):
             rest += self._more()
-            if len(rest) > _PIECE_BYTES:
+            if len(rest) > _CHUNK_BYTES:
                 break
         if found := rest.strip(b"\r\n"):
             raise self.fault(_ONE_BY_ONE if found.startswith(_BEGIN) else _WRONG_LENGTH)
@@ -486,7 +486,7 @@ class RecordReader:
             if not self._data and not self._fill():
                 raise self.fault("the record is truncated")
             try:
-                piece: bytes = stream.decompress(self._data, _PIECE_BYTES)
+                piece: bytes = stream.decompress(self._data, _CHUNK_BYTES)
             except GZIP_ERRORS as error:
                 raise self.fault(f"decompression failed ({error})") from None
             self._data = stream.unused_data if stream.eof else stream.unconsumed_tail

@@ -50,7 +50,7 @@ class WarcVisit(NamedTuple):
     surt: str
 
 
-class Press:
+class VisitEncoder:
     """Encodes records as visits, and remembers recent bodies: an equal one becomes a revisit record."""
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ _SMALL_BYTES = 256 * 1024
 """Bodies up to this size are compressed on the event loop: passing them to a thread costs about as much."""
 _TURN_BYTES = 128 * 1024
 """Bytes after which the event loop gets a turn."""
-_PIECE_BYTES = 128 * 1024
+_CHUNK_BYTES = 128 * 1024
 """Max bytes of one write: the allocator returns larger blocks to the system each time."""
 
 
-class Placed(NamedTuple):
+class RecordLocation(NamedTuple):
     """Location of a visit's response: a file of the archive, and the byte range of its record."""
 
     file: str
@@ -134,38 +134,38 @@ class WarcSink:
         self._max_bytes = max_bytes
         self._about = about
         self._clock = clock or SystemClock()
-        self._press = Press()
+        self._encoder = VisitEncoder()
         self._files: list[_File] = []
         # A cancelled call leaves its thread writing: later calls wait for it.
         self._lock = threading.Lock()
-        self.placed: dict[tuple[int, int], Placed] = {}
+        self.placed: dict[tuple[int, int], RecordLocation] = {}
         """Of the last call of `write`: key and token -> location of the response."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._recover(marks)
         except OSError as error:
-            raise files.in_words(error) from error
+            raise files.translate_error(error) from error
         # Moved files are known by their marks: their names are not reused.
         names = (*os.listdir(folder), *(Path(mark).name for mark in marks or ()))
         self._number = 1 + max((int(found[1]) for found in map(self._numbered, names) if found), default=-1)
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
         try:
-            visits = await self._pressed(records)
+            visits = await self._encoded(records)
         except BaseException:
-            self._press = Press()
+            self._encoder = VisitEncoder()
             raise
         return await asyncio.get_running_loop().run_in_executor(None, self._write, visits)
 
-    async def _pressed(self, records: Sequence[Record]) -> list[WarcVisit]:
+    async def _encoded(self, records: Sequence[Record]) -> list[WarcVisit]:
         """Encode the records as visits. This runs on the event loop, since it holds the GIL anyway: a thread would only
         compete with the loop for it."""
         loop, visits, turn_bytes = asyncio.get_running_loop(), [], 0
         for record in records:
             if len(record.body) > _SMALL_BYTES:
-                visits.append(await loop.run_in_executor(None, self._press.visit, record))
+                visits.append(await loop.run_in_executor(None, self._encoder.visit, record))
                 continue
-            visits.append(self._press.visit(record))
+            visits.append(self._encoder.visit(record))
             turn_bytes += len(record.body)
             if turn_bytes > _TURN_BYTES:
                 turn_bytes = 0
@@ -174,9 +174,9 @@ class WarcSink:
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
         with self._lock:
-            self._press = Press()
+            self._encoder = VisitEncoder()
             for file in self._files:
-                file.cut(marks.get(file.mark, 0))
+                file.truncate(marks.get(file.mark, 0))
 
     async def aclose(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._close)
@@ -184,7 +184,7 @@ class WarcSink:
     def _close(self) -> None:
         try:
             with self._lock:
-                self._drop_lost()
+                self._drop_finished_by_others()
                 while self._files:
                     self._files[0].finish()
                     del self._files[0]
@@ -202,7 +202,7 @@ class WarcSink:
         self.placed = {}
         sizes = {file: file.size for file in self._files}
         try:
-            self._drop_lost()
+            self._drop_finished_by_others()
             # Finish files only now that the last call is known to be committed: they are not reopened.
             while len(self._files) > 1:
                 self._files[0].finish()
@@ -212,30 +212,30 @@ class WarcSink:
             for file in self._files:
                 file.flush()
         except OSError as error:
-            raise self._taken_back(sizes, error) from error
+            raise self._roll_back(sizes, error) from error
         return {file.mark: file.size for file in self._files}
 
-    def _drop_lost(self) -> None:
+    def _drop_finished_by_others(self) -> None:
         """Drop a file that another process finished because it took this worker for dead; a new one is created."""
         for file in [file for file in self._files if not file.is_there()]:
             self._files.remove(file)
             file.close()
 
-    def _taken_back(self, sizes: Mapping[_File, int], error: OSError) -> SinkError:
+    def _roll_back(self, sizes: Mapping[_File, int], error: OSError) -> SinkError:
         """Truncate to these sizes and return the error to raise. On a shared folder, a handle may stay broken after one
         fault, or report a sync that lost data: then the file is left as it is and finished at the end, and readers drop
         the duplicates."""
-        self._press = Press()
+        self._encoder = VisitEncoder()
         try:
             for file in self._files:
-                file.cut(sizes.get(file, 0))
+                file.truncate(sizes.get(file, 0))
         except OSError as fault:
             error = fault
         if not self._is_shared:
-            return files.in_words(error)
+            return files.translate_error(error)
         while self._files and not files.is_full(error):
             self._files.pop().close()
-        return files.in_words_of(self._folder, error)
+        return files.translate_folder_error(self._folder, error)
 
     def _current(self) -> _File:
         """Return the file to write to; create it if there is none or the last one is full."""
@@ -251,14 +251,14 @@ class WarcSink:
 
     def _recover(self, marks: Mapping[str, int] | None) -> None:
         """Finish the files that an earlier run left open, and check those that it finished."""
-        for path in left_open(self._folder):
+        for path in open_files(self._folder):
             mark = self._mark(path.with_name(path.name.removesuffix(OPEN)))
             if not self._numbered(path.name) and mark not in (marks or {}):
                 continue
             if marks is not None:
-                self._settle(path, marks.get(mark, 0))
+                self._truncate_and_finish(path, marks.get(mark, 0))
             else:
-                finish_left(path)
+                finish_abandoned(path)
         for mark, size in (marks or {}).items():
             path = self._home / mark
             if path.parent != self._folder or not mark.endswith(SUFFIX):
@@ -267,10 +267,10 @@ class WarcSink:
                 if not self._moves_away:
                     log.warning("%s was written earlier and is missing", path)
             elif path.stat().st_size != size:
-                self._settle(path, size)
+                self._truncate_and_finish(path, size)
 
-    def _settle(self, path: Path, size: int) -> None:
-        files.cut(path, size)
+    def _truncate_and_finish(self, path: Path, size: int) -> None:
+        files.truncate(path, size)
         finish(path)
 
     def _mark(self, path: Path) -> str:
@@ -294,7 +294,7 @@ class _File:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._open_path = path.with_name(path.name + OPEN)
         self._file = os.open(self._open_path, flags | os.O_EXCL, 0o644)
-        files.hold(self._file)
+        files.lock(self._file)
         try:
             self._index = os.open(_index_of(path, OPEN), flags | os.O_TRUNC | os.O_APPEND, 0o644)
             files.sync_folder(path.parent)
@@ -308,10 +308,10 @@ class _File:
         """Whether the file is still open, that is, no other process has finished it."""
         return self._open_path.exists()
 
-    def add(self, visit: WarcVisit, placed: dict[tuple[int, int], Placed]) -> None:
+    def add(self, visit: WarcVisit, placed: dict[tuple[int, int], RecordLocation]) -> None:
         answer = visit.answer
         if answer is not None:
-            place = Placed(self.path.name, self.end, len(visit.members[0]), answer.is_revisit)
+            place = RecordLocation(self.path.name, self.end, len(visit.members[0]), answer.is_revisit)
             placed[visit.key, visit.token] = place
             capture = index.Capture(
                 url=answer.url,
@@ -341,11 +341,11 @@ class _File:
 
     def _write(self) -> None:
         at = self.size
-        for piece in _pieces(self._members):
+        for piece in _joined_chunks(self._members):
             files.write_at(self._file, piece, at)
             at += len(piece)
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Truncate to an earlier length."""
         self._members, self._lines = [], []
         self.size = self.end = size
@@ -393,11 +393,11 @@ def finish(path: Path) -> None:
     files.sync_folder(path.parent)
 
 
-def finish_left(path: Path) -> None:
+def finish_abandoned(path: Path) -> None:
     """Finish a file that a worker of a fleet left open, with all complete visits; not if the worker still holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not files.hold(descriptor):
+        if not files.lock(descriptor):
             return
         lines = _index_of(path.with_name(path.name.removesuffix(OPEN)), OPEN)
         # An index line is written after its record is durable.
@@ -408,17 +408,17 @@ def finish_left(path: Path) -> None:
         os.close(descriptor)
 
 
-def left_open(folder: Path) -> list[Path]:
+def open_files(folder: Path) -> list[Path]:
     """Return the files that are open, or that dead writers left."""
     return sorted(folder.glob(f"*{SUFFIX}{OPEN}"))
 
 
-def _pieces(members: Sequence[bytes]) -> Iterator[bytes]:
+def _joined_chunks(members: Sequence[bytes]) -> Iterator[bytes]:
     """Yield the members, joined up to the write size."""
     held: list[bytes] = []
     size = 0
     for member in members:
-        if held and size + len(member) > _PIECE_BYTES:
+        if held and size + len(member) > _CHUNK_BYTES:
             yield b"".join(held)
             held, size = [], 0
         held.append(member)
