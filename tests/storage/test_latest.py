@@ -11,7 +11,7 @@ from gossamer.storage import query
 @pytest.mark.parametrize("held", [2, 16_384])
 def test_of_each_key_the_first_record_with_the_highest_token_counts(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory and over files alike."""
-    monkeypatch.setattr(query, "_HELD_ENTRIES", held)
+    monkeypatch.setattr(query, "_MEMORY_ENTRIES", held)
     chance = random.Random(7)
     told = [(chance.randrange(500) << chance.choice((0, 54)), chance.randrange(1 << 63)) for _ in range(3000)]
     told += chance.choices(told, k=1000)
