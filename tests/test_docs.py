@@ -226,7 +226,7 @@ def test_example_runs(path: Path, web: SimWeb, tmp_path: Path) -> None:
 
 def blocks() -> list[tuple[str, str]]:
     """Every piece of Python in the documents, with its place; what is about sinks and frontiers is run by
-    tests/storage/test_naming.py and tests/crawl/test_lmdb_example.py."""
+    tests/storage/test_sink_names.py and tests/crawl/test_lmdb_example.py."""
     found = []
     for path in WRITTEN:
         if path.name in ("write-a-sink.md", "write-a-frontier.md"):

@@ -18,7 +18,7 @@ from gossamer.extract import links
 SECRET = b"sixteen bytes, a"
 
 
-def test_all_cases_pass_but_those_that_are_explained(shared: Path) -> None:
+def test_all_cases_pass_but_documented_ones(shared: Path) -> None:
     assert shared.is_dir()
     totals = {}
     for score in scores_urls.scores():

@@ -78,7 +78,7 @@ def context(authority: trustme.CA, *names: str, **more: Any) -> ssl.SSLContext:
 
 
 @KINDS
-def test_our_certificate_is_shown_to_its_site_only(kind: str, tmp_path: Path) -> None:
+def test_client_certificate_is_sent_to_its_site_only(kind: str, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     authority.issue_cert("me@client.test").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "me.pem"))
@@ -102,7 +102,7 @@ def test_our_certificate_is_shown_to_its_site_only(kind: str, tmp_path: Path) ->
     run(test)
 
 
-def test_a_file_that_is_no_certificate_is_an_error(tmp_path: Path) -> None:
+def test_invalid_certificate_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text("nothing")
     for path in (tmp_path / "bad.pem", tmp_path / "none.pem"):
         for values in ({"client_cert": str(path)}, {"sites": {"a.test": {"client_cert": str(path)}}}):
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_certificate_is_an_error(tmp_path: Path) -> None:
 
 
 @KINDS
-def test_bad_certificates_are_recorded_as_bad_and_get_no_secrets(
+def test_invalid_certificates_are_recorded_and_get_no_secrets(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H28: off by default; and what cannot prove who it is sees no credentials of ours."""
@@ -156,7 +156,7 @@ def test_bad_certificates_are_recorded_as_bad_and_get_no_secrets(
     run(test)
 
 
-def test_the_record_of_a_page_says_that_its_certificate_was_bad(tmp_path: Path) -> None:
+def test_page_record_has_the_certificate_fault(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
 
@@ -188,7 +188,7 @@ def _shake_hands(server: socket.socket, tls: ssl.SSLContext, times: int) -> None
 
 
 @KINDS
-def test_a_server_that_wants_our_certificate_refuses_for_good(kind: str, tmp_path: Path) -> None:
+def test_missing_client_certificate_is_a_final_error(kind: str, tmp_path: Path) -> None:
     """With TLS 1.3 the alert comes after the handshake: it is no connection that might be better later."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -211,7 +211,7 @@ def test_a_server_that_wants_our_certificate_refuses_for_good(kind: str, tmp_pat
 
 
 @KINDS
-def test_a_server_that_ends_tls_without_a_word_is_tried_again_and_may_want_a_certificate(kind: str) -> None:
+def test_connection_closed_in_tls_handshake_is_retried_with_a_hint(kind: str) -> None:
     def hang_up(server: socket.socket) -> None:
         peer, _ = server.accept()
         with peer:

@@ -52,13 +52,13 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("name", "encode"), VARIANTS)
-def test_what_was_encoded_comes_back(name: str, encode: object) -> None:
+def test_encodings_round_trip(name: str, encode: object) -> None:
     assert decode(encode(TEXT), (name,), LIMIT) == TEXT  # type: ignore[operator]
     assert decode(encode(b"x"), (name,), LIMIT) == b"x"  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("name", "encode"), VARIANTS[:7])
-def test_a_cut_off_body_is_never_taken_for_whole(name: str, encode: object) -> None:
+def test_truncated_body_is_detected(name: str, encode: object) -> None:
     body = encode(TEXT)  # type: ignore[operator]
     for length in (1, 2, 5, 20, len(body) // 2, len(body) - 9, len(body) - 4, len(body) - 1):
         with pytest.raises((ProtocolBroken, BadEncoding)):
@@ -74,7 +74,7 @@ def test_the_limit_is_exact(name: str, encode: object) -> None:
 
 
 @given(some.lists(some.sampled_from(sorted(ENCODERS)), max_size=5), some.binary(max_size=5000))
-def test_stacked_codings_are_undone_in_reverse(names: list[str], data: bytes) -> None:
+def test_stacked_encodings_are_decoded_in_reverse(names: list[str], data: bytes) -> None:
     body = data
     for name in names:
         body = ENCODERS[name](body)
@@ -83,21 +83,21 @@ def test_stacked_codings_are_undone_in_reverse(names: list[str], data: bytes) ->
 
 
 @given(some.sampled_from(sorted(ENCODERS)), some.binary(min_size=1, max_size=300))
-def test_garbage_ends_typed(name: str, data: bytes) -> None:
+def test_garbage_raises_a_typed_error(name: str, data: bytes) -> None:
     try:
         decode(data, (name,), LIMIT)
     except (BadEncoding, ProtocolBroken, TooLarge):
         pass
 
 
-def test_a_damaged_body_is_refused() -> None:
+def test_corrupt_body_is_refused() -> None:
     body = bytearray(gzip.compress(TEXT))
     body[-6] ^= 1
     with pytest.raises(BadEncoding):
         decode(bytes(body), ("gzip",), LIMIT)
 
 
-def test_names_that_are_not_codings_count_for_nothing() -> None:
+def test_unknown_encodings_are_ignored() -> None:
     assert encodings(["identity", "utf-8, GZIP,", ""]) == ("gzip",)
     assert decode(b"plain", encodings(["none"]), LIMIT) == b"plain"
 
@@ -108,7 +108,7 @@ def test_too_many_layers_are_refused() -> None:
         encodings([", ".join(["gzip"] * 100)])
 
 
-def test_an_endless_row_of_empty_members_is_refused() -> None:
+def test_too_many_empty_members_are_refused() -> None:
     for name, member in (("gzip", gzip.compress(b"")), ("zstd", zstd.compress(b""))):
         with pytest.raises(BadEncoding):
             decode(member * 2000, (name,), LIMIT)
@@ -181,7 +181,7 @@ def test_a_bomb_of_ten_gibibytes_holds_less_than_twice_the_limit() -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_of_a_body_over_its_limit_the_beginning_is_kept_to_the_byte(name: str) -> None:
+def test_body_over_the_limit_is_kept_up_to_the_limit(name: str) -> None:
     packed = ENCODERS[name](TEXT)
     found, fault = decode_partly(packed, (name,), 1000)
     assert (found, type(fault)) == (TEXT[:1000], TooLarge)
@@ -192,7 +192,7 @@ def test_of_a_body_over_its_limit_the_beginning_is_kept_to_the_byte(name: str) -
 
 
 @pytest.mark.parametrize(("name", "encode"), VARIANTS[:7])
-def test_of_a_body_that_is_cut_off_what_came_is_kept(name: str, encode: object) -> None:
+def test_truncated_body_keeps_what_was_received(name: str, encode: object) -> None:
     body = encode(TEXT)  # type: ignore[operator]
     sizes = []
     for share in (0.3, 0.6, 0.9, 1):
@@ -205,7 +205,7 @@ def test_of_a_body_that_is_cut_off_what_came_is_kept(name: str, encode: object) 
     assert sizes[-1] > 0 or name == "zstd"
 
 
-def test_of_a_damaged_body_everything_before_the_damage_is_kept() -> None:
+def test_corrupt_body_keeps_everything_before_the_fault() -> None:
     noise = random.Random(1).randbytes(300_000)
     for text in (TEXT, noise, bytes(3_000_000)):
         body = bytearray(gzip.compress(text))
@@ -221,14 +221,14 @@ def test_of_a_damaged_body_everything_before_the_damage_is_kept() -> None:
     assert isinstance(fault, BadEncoding)
 
 
-def test_padding_behind_megabytes_ends() -> None:
+def test_padding_after_a_large_body_terminates() -> None:
     """zlib names what comes after the end of a stream as not consumed, again and again."""
     text = bytes(5_000_000)
     assert decode(gzip.compress(text) + b"\0" * 100, ("gzip",), len(text)) == text
     assert decode(zlib.compress(text) + b"\0" * 100, ("deflate",), len(text)) == text
 
 
-def test_a_body_that_was_never_encoded_stays_as_it_is() -> None:
+def test_unencoded_body_is_unchanged() -> None:
     for name in ("gzip", "zstd"):
         found, fault = decode_partly(TEXT, (name,), LIMIT)
         assert (found, type(fault)) == (TEXT, BadEncoding)
@@ -236,12 +236,12 @@ def test_a_body_that_was_never_encoded_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("text", [b"# long\n" * 1_000_000, bytes(5_000_000), TEXT * 100])
-def test_megabytes_behind_a_few_bytes_are_whole(name: str, text: bytes) -> None:
+def test_highly_compressed_body_is_complete(name: str, text: bytes) -> None:
     assert decode(ENCODERS[name](text), (name,), len(text)) == text
 
 
 @pytest.mark.parametrize("name", ["deflate", "gzip"])
-def test_what_follows_a_stream_of_more_than_one_step_is_read_once(name: str) -> None:
+def test_data_after_a_multi_step_stream_is_read_once(name: str) -> None:
     """It was read for ever, and kept each time."""
     coder = zlib.compressobj(wbits=31 if name == "gzip" else -15)
     text = b"x" * (3 * 1024 * 1024)

@@ -37,7 +37,7 @@ def run(
     asyncio.run(main())
 
 
-def test_all_addresses_are_given_and_kept_for_their_time() -> None:
+def test_all_addresses_are_returned_and_cached_for_their_ttl() -> None:
     clock = ManualClock()
 
     async def test(resolver: Resolver, server: NameServer) -> None:
@@ -53,7 +53,7 @@ def test_all_addresses_are_given_and_kept_for_their_time() -> None:
     run(test, {"a.example": ["192.0.2.1", "192.0.2.2"]}, clock=clock)
 
 
-def test_a_time_of_zero_is_not_taken_at_its_word() -> None:
+def test_zero_ttl_is_raised_to_the_minimum() -> None:
     clock = ManualClock()
 
     async def test(resolver: Resolver, server: NameServer) -> None:
@@ -63,7 +63,7 @@ def test_a_time_of_zero_is_not_taken_at_its_word() -> None:
     run(test, {"a.example": ["192.0.2.1"]}, ttl=0, clock=clock)
 
 
-def test_names_that_do_not_exist_are_final_and_remembered_for_a_while() -> None:
+def test_nxdomain_is_final_and_cached() -> None:
     clock = ManualClock()
 
     async def test(resolver: Resolver, server: NameServer) -> None:
@@ -79,7 +79,7 @@ def test_names_that_do_not_exist_are_final_and_remembered_for_a_while() -> None:
     run(test, clock=clock)
 
 
-def test_names_without_an_address_or_that_are_no_names_are_unknown() -> None:
+def test_names_without_address_and_invalid_names_are_unknown() -> None:
     async def test(resolver: Resolver, server: NameServer) -> None:
         for name in ("empty.example", "a..b", "x" * 70 + ".example"):
             with pytest.raises(NameUnknown):
@@ -88,7 +88,7 @@ def test_names_without_an_address_or_that_are_no_names_are_unknown() -> None:
     run(test, {"empty.example": []})
 
 
-def test_servers_that_fail_or_stay_silent_leave_the_name_unresolved() -> None:
+def test_failing_or_silent_servers_leave_the_name_unresolved() -> None:
     async def test(resolver: Resolver, server: NameServer) -> None:
         for name in ("broken.example", "dead.example"):
             with pytest.raises(NameUnresolved):
@@ -97,7 +97,7 @@ def test_servers_that_fail_or_stay_silent_leave_the_name_unresolved() -> None:
     run(test, try_seconds=0.1)
 
 
-def test_dead_names_do_not_hold_up_others() -> None:
+def test_unresolvable_names_do_not_delay_others() -> None:
     async def test(resolver: Resolver, server: NameServer) -> None:
         dead = [asyncio.create_task(resolver.resolve(f"dead{number}.example")) for number in range(100)]
         await server.busy.wait()
@@ -110,7 +110,7 @@ def test_dead_names_do_not_hold_up_others() -> None:
     run(test, {"live.example": ["192.0.2.1"]}, try_seconds=60.0)
 
 
-def test_look_ups_of_one_name_at_once_are_one_question() -> None:
+def test_concurrent_lookups_of_a_name_are_coalesced() -> None:
     async def test(resolver: Resolver, server: NameServer) -> None:
         tasks = [asyncio.create_task(resolver.resolve("a.example")) for _ in range(50)]
         await asyncio.sleep(0)
@@ -123,7 +123,7 @@ def test_look_ups_of_one_name_at_once_are_one_question() -> None:
     run(test, {"a.example": ["192.0.2.1"]})
 
 
-def test_overrides_go_first_in_their_order() -> None:
+def test_overrides_apply_first_in_order() -> None:
     async def test(resolver: Resolver, server: NameServer) -> None:
         assert (await resolver.resolve("a.test")).addresses == ("127.0.0.9",)
         assert (await resolver.resolve("B.C.TEST.")).addresses == ("127.0.0.1",)
@@ -133,7 +133,7 @@ def test_overrides_go_first_in_their_order() -> None:
     run(test, overrides=("a.test=127.0.0.9", "*.test=127.0.0.1", "six.*=[::1]"))
 
 
-def test_this_machine_is_never_asked_for() -> None:
+def test_localhost_is_never_looked_up() -> None:
     async def test(resolver: Resolver, server: NameServer) -> None:
         for name in ("localhost", "a.localhost", "localhost."):
             assert (await resolver.resolve(name)).addresses == ("127.0.0.1", "::1")
@@ -159,12 +159,12 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["nothing", "=127.0.0.1", "*.test=", "*.test=localhost", "*.test=127.0.0.1:80"])
-def test_a_wrong_override_is_an_error_that_names_it(text: str) -> None:
+def test_invalid_override_is_named_in_the_error(text: str) -> None:
     with pytest.raises(ConfigError, match="resolve"):
         Resolver(SystemClock(), [text])
 
 
-def test_both_families_come_in_turn() -> None:
+def test_address_families_are_interleaved() -> None:
     """So that the few addresses that are tried are not all of a family that goes nowhere."""
 
     async def test(resolver: Resolver, server: NameServer) -> None:
@@ -176,7 +176,7 @@ def test_both_families_come_in_turn() -> None:
 
 
 @pytest.mark.parametrize("text", ["dns.example", "1.2.3", "127.0.0.1:x", "127.0.0.1:99999", "[::1"])
-def test_a_wrong_name_server_is_an_error_that_names_it(text: str) -> None:
+def test_invalid_name_server_is_named_in_the_error(text: str) -> None:
     with pytest.raises(ConfigError, match="nameservers"):
         Resolver(SystemClock(), nameservers=[text])
 

@@ -37,7 +37,7 @@ def read(pieces: list[bytes], *, method: str = "GET", limit: int = 20) -> tuple[
 
 @given(some.lists(some.sampled_from(PIECES), max_size=12), some.lists(some.integers(0, 200), max_size=6))
 @example(CHUNKED, [60, 61, 62, 63])
-def test_an_answer_is_the_same_however_its_bytes_come(parts: list[bytes], cuts: list[int]) -> None:
+def test_response_does_not_depend_on_how_bytes_arrive(parts: list[bytes], cuts: list[int]) -> None:
     whole = b"".join(parts)
     places = [0, *sorted(cuts), len(whole)]
     pieces = [whole[begin:end] for begin, end in pairwise(places)]
@@ -48,7 +48,7 @@ def test_an_answer_is_the_same_however_its_bytes_come(parts: list[bytes], cuts: 
         assert len(expected[2]) <= 20  # type: ignore[arg-type]
 
 
-def test_a_byte_at_a_time_costs_no_more_than_the_bytes() -> None:
+def test_bytewise_arrival_takes_linear_time() -> None:
     """Neither a head nor a body is copied with each byte that comes."""
     head = b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * (MAX_HEAD_BYTES // 8) + b"Transfer-Encoding: chunked\r\n\r\n"
     chunks = b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n"
@@ -61,7 +61,7 @@ def test_a_byte_at_a_time_costs_no_more_than_the_bytes() -> None:
     assert time.process_time() - began < 20
 
 
-def test_more_framing_than_body_is_given_up() -> None:
+def test_excessive_chunk_framing_is_refused() -> None:
     answer = ResponseParser("GET", 1 << 30, lambda: 0.0)
     answer.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     sent = 0
@@ -72,7 +72,7 @@ def test_more_framing_than_body_is_given_up() -> None:
     assert not answer.is_reusable
 
 
-def test_a_request_is_written_as_it_should_be() -> None:
+def test_request_is_serialized() -> None:
     made = request("POST", "/a?b", "x.test:8000", [("x-own-header", "grün")], b"body")
     expected = "POST /a?b HTTP/1.1\r\nHost: x.test:8000\r\nX-Own-Header: grün\r\nContent-Length: 4\r\n\r\nbody"
     assert made == expected.encode()

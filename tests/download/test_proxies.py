@@ -89,7 +89,7 @@ def authority(folder: Path, *names: str) -> ssl.SSLContext:
 @pytest.mark.parametrize("kind", ["async", "threads"])
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("scheme", ["http", "https", "socks5"])
-def test_pages_come_by_every_kind_of_proxy(
+def test_pages_are_fetched_through_every_kind_of_proxy(
     scheme: str, is_tls: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy looks the name up, knows the password, and the password is in nothing that is said or kept."""
@@ -117,7 +117,7 @@ def test_pages_come_by_every_kind_of_proxy(
     run(test)
 
 
-def test_a_dead_proxy_rests_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_proxy_backs_off_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stack: AsyncExitStack) -> None:
         clock = Later()
         web = await stack.enter_async_context(Web())
@@ -140,7 +140,7 @@ def test_a_dead_proxy_rests_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> N
     run(test)
 
 
-def test_a_site_keeps_its_proxy_and_loses_it_only_with_the_proxy() -> None:
+def test_site_keeps_its_proxy_while_it_is_healthy() -> None:
     async def test(stack: AsyncExitStack) -> None:
         web = await stack.enter_async_context(Web())
         several = [await stack.enter_async_context(ProxyServer()) for _ in range(3)]
@@ -159,7 +159,7 @@ def test_a_site_keeps_its_proxy_and_loses_it_only_with_the_proxy() -> None:
     run(test)
 
 
-def test_a_site_may_have_a_proxy_of_its_own_or_none(tmp_path: Path) -> None:
+def test_site_may_have_its_own_proxy_or_none(tmp_path: Path) -> None:
     async def test(stack: AsyncExitStack) -> None:
         web = await stack.enter_async_context(Web())
         common, own = [await stack.enter_async_context(ProxyServer()) for _ in range(2)]
@@ -177,7 +177,7 @@ def test_a_site_may_have_a_proxy_of_its_own_or_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [ProxyServer, SocksServer])
-def test_a_host_that_no_proxy_can_reach_is_the_hosts_fault(made: type[ProxyServer], tmp_path: Path) -> None:
+def test_host_unreachable_through_all_proxies_is_blamed(made: type[ProxyServer], tmp_path: Path) -> None:
     context = authority(tmp_path, "live.test")
 
     async def test(stack: AsyncExitStack) -> None:
@@ -196,7 +196,7 @@ def test_a_host_that_no_proxy_can_reach_is_the_hosts_fault(made: type[ProxyServe
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-def test_a_proxy_that_reaches_nobody_is_found_out(is_tls: bool, tmp_path: Path) -> None:
+def test_proxy_that_reaches_no_host_is_blamed(is_tls: bool, tmp_path: Path) -> None:
     context = authority(tmp_path, "x.test") if is_tls else None
     hosts = [f"{number}.test" for number in range(module.MAX_FAULTY_HOSTS)]
 
@@ -219,7 +219,7 @@ def test_a_proxy_that_reaches_nobody_is_found_out(is_tls: bool, tmp_path: Path) 
     run(test)
 
 
-def test_a_proxy_that_swallows_connections_is_told_from_a_slow_host() -> None:
+def test_hanging_proxy_is_distinguished_from_a_slow_host() -> None:
     """A hang while connecting: the proxy is asked whether it is there at all."""
 
     async def test(stack: AsyncExitStack) -> None:
@@ -246,7 +246,7 @@ def test_a_proxy_that_swallows_connections_is_told_from_a_slow_host() -> None:
         {"headers": {"x": "${NOT_SET_ANYWHERE}"}},
     ],
 )
-def test_a_wrong_proxy_is_an_error_without_its_password(values: dict[str, Any]) -> None:
+def test_invalid_proxy_error_omits_the_password(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         open_downloader(build(values), clock=SystemClock())
     assert "hush" not in str(caught.value)

@@ -44,7 +44,7 @@ def client(route: Route[Client]) -> Client:
     return route.generation.client
 
 
-def test_hosts_that_come_together_share_a_client() -> None:
+def test_hosts_opened_together_share_a_client() -> None:
     async def test(routes: Routes[Client], clock: ManualClock, built: list[dict[str, str]]) -> None:
         opened = await asyncio.gather(*(routes.open(name(number)) for number in range(450)))
         assert [len(pins) for pins in built] == [200, 200, 50]
@@ -55,7 +55,7 @@ def test_hosts_that_come_together_share_a_client() -> None:
     run(test, 1000)
 
 
-def test_one_host_opened_twice_at_once_has_one_route() -> None:
+def test_concurrent_opens_of_a_host_share_a_route() -> None:
     async def test(routes: Routes[Client], clock: ManualClock, built: list[dict[str, str]]) -> None:
         first, second = await asyncio.gather(routes.open(name(1)), routes.open(name(1)))
         assert first is second
@@ -64,7 +64,7 @@ def test_one_host_opened_twice_at_once_has_one_route() -> None:
     run(test, 10)
 
 
-def test_a_waiter_that_gives_up_takes_nothing_from_the_others() -> None:
+def test_cancelled_waiter_does_not_affect_others() -> None:
     async def test(routes: Routes[Client], clock: ManualClock, built: list[dict[str, str]]) -> None:
         tasks = [asyncio.create_task(routes.open(name(1))) for _ in range(2)]
         await asyncio.sleep(0)
@@ -74,7 +74,7 @@ def test_a_waiter_that_gives_up_takes_nothing_from_the_others() -> None:
     run(test, 10)
 
 
-def test_an_address_needs_no_client_of_its_own() -> None:
+def test_literal_addresses_share_a_client() -> None:
     async def test(routes: Routes[Client], clock: ManualClock, built: list[dict[str, str]]) -> None:
         for number in range(1, 20):
             await routes.open(Route(f"127.0.0.{number}", f"127.0.0.{number}", (), inf))
@@ -84,7 +84,7 @@ def test_an_address_needs_no_client_of_its_own() -> None:
     run(test, 100)
 
 
-def test_hosts_are_never_more_than_the_limit_and_the_oldest_go() -> None:
+def test_number_of_hosts_is_bounded_and_the_oldest_are_dropped() -> None:
     async def test(routes: Routes[Client], clock: ManualClock, built: list[dict[str, str]]) -> None:
         for number in range(100):
             await routes.open(name(number))
@@ -99,7 +99,7 @@ def test_hosts_are_never_more_than_the_limit_and_the_oldest_go() -> None:
     run(test, 10)
 
 
-def test_what_is_still_in_use_moves_into_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_in_use_move_to_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_GENERATIONS", 5)
 
     async def test(routes: Routes[Client], clock: ManualClock, built: list[dict[str, str]]) -> None:
@@ -115,7 +115,7 @@ def test_what_is_still_in_use_moves_into_the_next_generation(monkeypatch: pytest
     run(test, 1000)
 
 
-def test_an_idle_generation_goes_with_its_client() -> None:
+def test_idle_generation_is_dropped_with_its_client() -> None:
     async def test(routes: Routes[Client], clock: ManualClock, built: list[dict[str, str]]) -> None:
         route = await routes.open(name(1))
         gone = weakref.ref(client(route))
@@ -144,7 +144,7 @@ def test_a_new_address_replaces_the_old_one() -> None:
     run(test, 1000)
 
 
-def test_a_client_that_cannot_be_built_is_heard_of() -> None:
+def test_client_build_error_reaches_the_callers() -> None:
     def build(pins: dict[str, str]) -> Client:
         raise OSError("no certificates")
 
@@ -178,7 +178,7 @@ os._exit(0)
 """
 
 
-def test_two_hundred_hosts_are_fetched_with_sixty_four_files() -> None:
+def test_two_hundred_hosts_are_fetched_with_sixty_four_descriptors() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline():
             while (await reader.readline()).strip():

@@ -77,14 +77,12 @@ def server_of(version: ssl.TLSVersion, ciphers: str) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_every_suite_of_tls_1_2_that_openssl_thinks_good_is_spoken(
-    suite: str, authority: trustme.CA, tmp_path: Path
-) -> None:
+def test_openssl_default_tls_1_2_ciphers_are_supported(suite: str, authority: trustme.CA, tmp_path: Path) -> None:
     assert fetched(authority, tmp_path, server_of(ssl.TLSVersion.TLSv1_2, suite)).body == b"ok"
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_old_versions_are_spoken_where_that_is_asked_for(version: str, authority: trustme.CA, tmp_path: Path) -> None:
+def test_tls_min_enables_old_versions(version: str, authority: trustme.CA, tmp_path: Path) -> None:
     number = {"1.0": ssl.TLSVersion.TLSv1, "1.1": ssl.TLSVersion.TLSv1_1}[version]
     with pytest.raises(TlsRefused) as refused:
         fetched(authority, tmp_path, server_of(number, "ALL"))
@@ -96,7 +94,7 @@ def test_old_versions_are_spoken_where_that_is_asked_for(version: str, authority
         fetched(authority, tmp_path, server_of(number, "ALL"), sites={"other.test": {"tls_min": version}})
 
 
-def test_a_newer_version_can_be_asked_for(authority: trustme.CA, tmp_path: Path) -> None:
+def test_tls_min_may_require_a_newer_version(authority: trustme.CA, tmp_path: Path) -> None:
     old = server_of(ssl.TLSVersion.TLSv1_2, "ALL")
     with pytest.raises(TlsRefused):
         fetched(authority, tmp_path, old, tls_min="1.3")

@@ -32,7 +32,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_formatting_left_open_does_not_multiply(name: str) -> None:
+def test_unclosed_formatting_does_not_multiply(name: str) -> None:
     one = page(HIDDEN[name] + b"<a href=/end>end</a>")
     assert len(one.css("*")) < 900_000
     assert one.links() == ["http://a.example/end"]
@@ -57,7 +57,7 @@ def test_formatting_in_other_forms_of_a_page_does_not_multiply(content_type: str
         b"<b x=1>" * 300 + b"<p>x" * 10_000,
     ],
 )
-def test_formatting_of_an_honest_page_stays(body: bytes) -> None:
+def test_formatting_of_normal_pages_is_kept(body: bytes) -> None:
     assert formatting.is_suspicious(body)
     one = page(body)
     assert len(one.css("b, i, font, em")) >= 300
@@ -69,7 +69,7 @@ def test_formatting_for_readers_without_frames_does_not_multiply() -> None:
     assert one.links() == ["http://a.example/in"]
 
 
-def test_what_is_left_out_makes_no_other_tags_of_what_is_around_it() -> None:
+def test_dropped_tags_do_not_join_their_surroundings() -> None:
     hidden = b"".join(b"<<i>b y=%d>" % number for number in range(2000))
     one = page(b"<p>" + OPEN + hidden + PLACES)
     assert len(one.css("*")) < 5000
@@ -101,7 +101,7 @@ def test_attributes_of_repeated_roots_do_not_multiply(name: str) -> None:
     assert bool(one.cut) == (name != "for readers without frames")
 
 
-def test_repeated_roots_of_honest_pages_stay() -> None:
+def test_repeated_roots_of_normal_pages_are_kept() -> None:
     parts = b"<html lang=en><body class=part><p>x" * 40
     one = page(b"<html lang=en><body>" + parts + b"<p>y" * 60_000)
     assert one.css("html").attrib == {"lang": "en"}

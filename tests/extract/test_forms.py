@@ -57,7 +57,7 @@ def fields(request: Request) -> list[tuple[str, str]]:
     return parse_qsl(request.body.decode(), keep_blank_values=True)
 
 
-def test_a_form_sends_what_a_browser_would() -> None:
+def test_form_submits_like_a_browser() -> None:
     request = page(LOGIN).form()
     assert (request.method, request.url, request.referrer) == (
         "POST",
@@ -68,27 +68,27 @@ def test_a_form_sends_what_a_browser_would() -> None:
     assert fields(request) == SENT
 
 
-def test_given_values_take_the_place_of_the_forms_own() -> None:
+def test_given_values_replace_the_forms_own() -> None:
     given: dict[str, Any] = {"user": "Zoë", "stay": None, "many": ["2"], "side": "l", "new": "n"}
     found = fields(page(LOGIN).form("#login input", given))
     assert [pair for pair in found if pair[0] in given] == [("user", "Zoë"), ("side", "l"), ("many", "2"), ("new", "n")]
 
 
-def test_a_button_can_be_named_or_left_out() -> None:
+def test_submit_button_can_be_chosen_or_omitted() -> None:
     other = page(LOGIN).form("#login", click="second")
     assert other.url == "http://a.test/else"
     assert [pair for pair in fields(other) if pair[0] == "go"] == [("go", "other")]
     assert not [pair for pair in fields(page(LOGIN).form("#login", click="")) if pair[0] == "go"]
 
 
-def test_a_form_without_a_method_makes_a_url() -> None:
+def test_form_without_a_method_uses_get() -> None:
     request = page(LOGIN).form("#search", {"q": "green tea"})
     assert (request.method, request.url, request.body) == ("GET", "http://a.test/find?q=green+tea", b"")
     with pytest.raises(ExtractError, match="secret"):
         page(LOGIN).form("#search", {"q": secret("KEY")})
 
 
-def test_the_pages_encoding_is_the_forms() -> None:
+def test_form_uses_the_pages_encoding() -> None:
     html = '<form method=post><input name="café" value="ü€中"></form>'
     assert page(html.replace("€中", ""), "text/html; charset=iso-8859-1").form().body == b"caf%E9=%FC"
     assert page(html).form().body == b"caf%C3%A9=%C3%BC%E2%82%AC%E4%B8%AD"
@@ -102,7 +102,7 @@ def test_nothing_is_sent_in_utf_16() -> None:
     assert page("<form method=post accept-charset=utf-16>").form("", {"a": "é"}).body == b"a=%C3%A9"
 
 
-def test_parts_are_sent_as_parts() -> None:
+def test_multipart_form_data() -> None:
     form = '<form method=post enctype="multipart/form-data"><input name=\'a"b\' value="1"><input name="c"></form>'
     request = page(form).form("", {"c": secret("KEY")})
     kind = (request.headers or {})["content-type"]
@@ -115,7 +115,7 @@ def test_parts_are_sent_as_parts() -> None:
         page(form.replace('"1"', '"${secret:KEY}"')).form()
 
 
-def test_only_our_own_code_can_name_a_secret() -> None:
+def test_page_content_cannot_name_a_secret() -> None:
     """H66: a page that knows how secrets are named gets the name back, and not the secret."""
     request = page(LOGIN).form("#login", {"word": secret("KEY")})
     assert request.body.count(b"${secret:KEY}") == 1
@@ -132,6 +132,6 @@ def test_only_our_own_code_can_name_a_secret() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "#none", "p"])
-def test_a_page_without_the_form_says_so(query: str) -> None:
+def test_missing_form_is_an_error(query: str) -> None:
     with pytest.raises(ExtractError, match="form"):
         page("<p>nothing</p>").form(query)

@@ -43,7 +43,7 @@ class Price(msgspec.Struct):
     currency: str = "EUR"
 
 
-def test_every_kind_of_item_becomes_a_plain_mapping() -> None:
+def test_every_kind_of_item_becomes_a_mapping() -> None:
     book = Book("T", WHEN, {"x"})
     assert to_json_values({"a": 1, "b": [None, 2.5]}) == {"a": 1, "b": [None, 2.5]}
     assert to_json_values(book) == {"title": "T", "published": "2024-05-06T07:08:09Z", "tags": ["x"]}
@@ -57,23 +57,23 @@ def test_every_kind_of_item_becomes_a_plain_mapping() -> None:
 
 
 @pytest.mark.parametrize("item", [1, "text", ["list"], object(), Book, None, b"x"])
-def test_what_is_no_item_is_refused_by_its_type(item: Any) -> None:
+def test_non_items_are_refused_by_type(item: Any) -> None:
     with pytest.raises(ExtractError, match=type(item).__name__):
         to_json_values(item)
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 1, "\ud800", [[object()]], {"deep": {1, object()}}])
-def test_a_value_that_json_cannot_hold_is_refused_by_its_field(value: Any) -> None:
+def test_values_outside_json_are_refused_by_field(value: Any) -> None:
     with pytest.raises(ExtractError, match="field 'bad'"):
         to_json_values({"good": 1, "bad": value})
 
 
-def test_a_selection_left_in_an_item_is_told_apart() -> None:
+def test_selection_in_an_item_has_its_own_error() -> None:
     with pytest.raises(ExtractError, match=r"\.get\(\)"):
         to_json_values({"title": Selection(["x"])})
 
 
-def test_an_item_within_itself_is_refused() -> None:
+def test_recursive_item_is_refused() -> None:
     item: dict[str, Any] = {}
     item["self"] = item
     with pytest.raises(ExtractError):
@@ -96,7 +96,7 @@ def test_json_values_come_back_as_they_are(item: dict[str, Any]) -> None:
     assert msgspec.json.decode(msgspec.json.encode(to_json_values(item))) == item
 
 
-def test_a_request_gets_its_normal_url_and_plain_values() -> None:
+def test_request_is_normalized() -> None:
     made = checked_request(
         Request("HTTP://Example.com:80/a/../b#c", meta={"when": WHEN, "tags": {"a"}}, priority=-3, body=b"\xff")
     )
@@ -125,6 +125,6 @@ def test_a_request_without_a_url_to_follow_is_refused(url: Any) -> None:
         {"method": None},
     ],
 )
-def test_a_request_with_values_that_cannot_be_kept_is_refused(values: dict[str, Any]) -> None:
+def test_request_with_unstorable_values_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ExtractError, match="request for http://x/"):
         checked_request(Request("http://x/", **values))

@@ -48,7 +48,7 @@ def page(html: str | bytes, **headers: str) -> Page:
     )
 
 
-def test_a_page_says_who_wrote_it_when_and_in_which_language() -> None:
+def test_metadata_has_author_dates_and_language() -> None:
     said = page(ARTICLE).metadata
     assert (said.title, said.author, said.language) == ("The title", "Ann, Bo", "pt-BR")
     assert (said.date, said.modified) == ("2026-01-31T10:00:00Z", "2026-02-01")
@@ -68,7 +68,7 @@ def test_a_page_says_who_wrote_it_when_and_in_which_language() -> None:
     }  # fmt: skip
 
 
-def test_a_page_that_says_nothing_or_nonsense_has_empty_fields() -> None:
+def test_missing_or_invalid_metadata_is_empty() -> None:
     assert page("<p>x").metadata.author == ""
     assert page("<p>x", **{"content-language": "de"}).metadata.language == "de"
     deep = "[" * 100_000
@@ -97,7 +97,7 @@ def test_the_main_part_is_markdown_without_what_surrounds_it() -> None:
 
 
 @pytest.mark.skipif(not SUITE.is_dir(), reason="the pages of others are not here")
-def test_the_main_part_is_what_people_say_it_is() -> None:
+def test_main_part_matches_human_annotations() -> None:
     """Every third page of the article benchmark: 4-gram F1 of the text against the one that people marked."""
     truth = json.loads((SUITE / "ground-truth.json").read_text())
     scores = []
@@ -136,11 +136,11 @@ def block(text: str) -> list[dict[str, object]]:
         '{"@type": "A", // the type, or so\n "b": [1, 2 /* ], */ ,\n]\n,}',
     ],
 )
-def test_json_ld_is_read_as_it_is_written_on_the_web(text: str) -> None:
+def test_json_ld_tolerates_common_errors(text: str) -> None:
     assert block(text) == [{"@type": "A", "b": [1, 2]}]
 
 
-def test_strings_in_json_ld_are_no_comments_and_keep_their_commas() -> None:
+def test_json_ld_strings_keep_slashes_and_commas() -> None:
     assert block('{"url": "http://x.example//a/*b*/", "say": "\\",]", "x": 1,}') == [
         {"url": "http://x.example//a/*b*/", "say": '",]', "x": 1}
     ]
@@ -148,7 +148,7 @@ def test_strings_in_json_ld_are_no_comments_and_keep_their_commas() -> None:
         assert block(broken) == []
 
 
-def test_microdata_is_put_together_as_the_standard_says() -> None:
+def test_microdata_follows_the_standard() -> None:
     """The examples of the standard: itemref, several types, global identifiers, items beyond any small number."""
     html = """<dl itemscope itemtype="http://vocab.example/book http://vocab.example/thing" itemid="urn:isbn:1">
      <dt>T<dd itemprop="title">The Reality</dl>
@@ -174,7 +174,7 @@ def test_properties_come_in_the_order_of_the_document() -> None:
     assert page(html).metadata.microdata == [{"type": "", "n": ["1", "2", "3"]}]
 
 
-def test_an_item_inside_of_itself_ends() -> None:
+def test_recursive_microdata_terminates() -> None:
     html = (
         "<div itemscope itemref=b></div><p id=b itemprop=to itemscope itemref='c b'></p>"
         "<p id=c itemprop=back itemscope itemref=b></p>"

@@ -18,7 +18,7 @@ def page(html: str | bytes, *, content_type: str = "text/html; charset=utf-8", r
     return Page(Response(url=URL, status=203, headers=headers, body=body), request or Request(url=URL))
 
 
-def test_a_page_tells_what_came_and_what_was_asked() -> None:
+def test_page_has_response_and_request_fields() -> None:
     request = Request(url="http://a.example/", depth=3, label="item", meta={"n": 1}, referrer="http://a.example/from")
     one = page("<p>x", request=request)
     assert (one.url, one.status, one.body) == (URL, 203, b"<p>x")
@@ -29,7 +29,7 @@ def test_a_page_tells_what_came_and_what_was_asked() -> None:
     assert page("x").meta == {}
 
 
-def test_a_page_is_parsed_when_something_of_its_tree_is_asked_for_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_parsed_lazily_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[object] = []
     whole = turbohtml.parse
 
@@ -47,13 +47,13 @@ def test_a_page_is_parsed_when_something_of_its_tree_is_asked_for_and_once(monke
     assert len(parsed) == 1
 
 
-def test_title_is_normalised() -> None:
+def test_title_white_space_is_collapsed() -> None:
     assert page("<title>\n A  &amp;\tB </title>").title == "A & B"
     assert page("<p>none").title == ""
     assert page("<title></title><title>second</title>").title == ""
 
 
-def test_title_of_a_picture_is_not_the_title() -> None:
+def test_svg_title_is_not_the_page_title() -> None:
     assert page("<body><svg><g><title>icon</title></g></svg><p>x").title == ""
     assert page("<body><svg><title>icon</title></svg><title>real</title>").title == "real"
 
@@ -75,13 +75,13 @@ def test_pages_in_other_encodings_are_decoded() -> None:
     assert one.xpath("//title/text()").get() == "Привет"
 
 
-def test_broken_utf_8_is_read_as_far_as_it_goes() -> None:
+def test_invalid_utf_8_is_replaced() -> None:
     one = page(b"<title>a\xffb</title><a href='/\xff'>x</a>")
     assert one.title == "a\ufffdb"
     assert one.links() == ["http://a.example/%EF%BF%BD"]
 
 
-def test_text_is_what_a_reader_sees() -> None:
+def test_text_is_the_visible_text() -> None:
     html = """<head><title>no</title><style>no</style></head><body><h1>Big
     title</h1><script>no</script><p>one <b>bo</b>ld<br>two</p><template>no</template><noscript>no</noscript>
     <ul><li>a<li>b</ul><table><tr><td>c</td><td>d</td></tr></table><!-- no --><svg><text>no</text></svg>tail"""
@@ -90,7 +90,7 @@ def test_text_is_what_a_reader_sees() -> None:
     assert page("").text == ""
 
 
-def test_json_is_read_or_refused_with_the_url() -> None:
+def test_invalid_json_error_has_the_url() -> None:
     assert page('{"a": [1]}', content_type="application/json").json() == {"a": [1]}
     with pytest.raises(ExtractError, match=URL):
         page("<p>", content_type="application/json").json()
@@ -141,7 +141,7 @@ def test_follow_writes_the_query_in_the_encoding_of_the_page() -> None:
     assert one.follow("/x?q=ß").url == "http://a.example/x?q=%DF"
 
 
-def test_lone_surrogates_do_not_hurt() -> None:
+def test_lone_surrogates_are_handled() -> None:
     one = page(b"<title>\xed\xa0\x80</title><a href='/\xed\xa0\x80'>x</a>")
     assert "\ufffd" in one.title
     assert len(one.links()) == 1

@@ -33,21 +33,21 @@ def test_header_beats_meta() -> None:
         ("text/html; charset=shift-jis, text/html", "shift_jis"),
     ],
 )
-def test_header_is_read_in_its_spellings(header: str, name: str) -> None:
+def test_charset_spellings_are_accepted(header: str, name: str) -> None:
     assert declared(b"", header) == name
 
 
 @pytest.mark.parametrize("label", ["utf-7", "rot13", "base64", "", "x" * 5000])
-def test_header_that_names_no_usable_encoding_is_passed_over(label: str) -> None:
+def test_unknown_charset_in_the_header_is_ignored(label: str) -> None:
     """H38: utf-7 and the like."""
     assert detect(b"<meta charset=iso-8859-5>", f"text/html; charset={label}") == "iso-8859-5"
 
 
-def test_meta_that_says_utf_16_means_utf_8() -> None:
+def test_meta_utf_16_means_utf_8() -> None:
     assert detect(b"<meta charset=utf-16>") == "utf-8"
 
 
-def test_meta_that_says_x_user_defined_means_windows_1252() -> None:
+def test_meta_x_user_defined_means_windows_1252() -> None:
     assert detect(b"<meta charset=x-user-defined>") == "windows-1252"
 
 
@@ -95,7 +95,7 @@ def test_late_meta_counts_for_bytes_that_are_not_utf_8() -> None:
         (TEXT, "windows-1252"),
     ],
 )
-def test_detector_finds_what_nobody_declared(text: str, encoding: str) -> None:
+def test_detector_finds_undeclared_encodings(text: str, encoding: str) -> None:
     body = b"<html><body><p>" + text.encode(codec(encoding)) + b"</p></body></html>"
     assert decode(body, detect(body)) == decode(body, encoding)
 
@@ -124,7 +124,7 @@ def test_undefined_bytes_of_windows_1252_are_controls_as_in_browsers() -> None:
         ("x-user-defined", "41 80 ff", "A\uf780\uf7ff"),
     ],
 )
-def test_legacy_encodings_are_read_as_in_browsers(encoding: str, raw: str, text: str) -> None:
+def test_legacy_encodings_decode_like_in_browsers(encoding: str, raw: str, text: str) -> None:
     """A mistake never takes a letter of ASCII along: that may be the beginning of a tag."""
     body = bytes.fromhex(raw.replace("|", "7c"))
     assert decode(body, encoding) == text
@@ -148,25 +148,25 @@ def test_legacy_encodings_are_read_as_in_browsers(encoding: str, raw: str, text:
         ("x-user-defined", "é\uf7e9", "%26%23233%3B%E9"),
     ],
 )
-def test_queries_are_written_in_the_encoding_of_their_page(encoding: str, written: str, query: str) -> None:
+def test_queries_are_encoded_in_the_page_encoding(encoding: str, written: str, query: str) -> None:
     assert encode_query(f"?{written}", encoding) == f"?{query}"
 
 
 @pytest.mark.parametrize("encoding", sorted(set(NAMES.values()) - {"replacement", "utf-16le", "utf-16be"}))
-def test_what_is_written_in_an_encoding_is_read_back(encoding: str) -> None:
+def test_encoding_round_trip(encoding: str) -> None:
     letters = map(chr, (*range(0xA6, 0x2000), *range(0x3000, 0xA000, 7)))
     written = {letter: encode(letter, encoding, lambda _: b"") for letter in letters}
     assert any(written.values()) or encoding == "x-user-defined"
     assert all(decode(raw, encoding) == letter for letter, raw in written.items() if raw)
 
 
-def test_a_body_of_mistakes_is_read_to_its_end() -> None:
+def test_body_of_invalid_bytes_is_decoded_to_its_end() -> None:
     for raw in (b"\x1b$B", b"\x1b$B0!", b"\x0e", b"\x1b"):
         assert decode(raw * 60_000 + b"\x1b(B<p>", "iso-2022-jp").endswith("<p>")
     assert decode(b"\xa2A" * 3000, "big5")[:2000] == "\u2215" * 2000
 
 
-def test_a_header_that_says_x_user_defined_means_it() -> None:
+def test_header_x_user_defined_is_honored() -> None:
     assert detect(b"<meta charset=iso-8859-5>", "text/html; charset=x-user-defined") == "x-user-defined"
 
 
@@ -174,7 +174,7 @@ def test_replacement_encodings_give_one_replacement_character() -> None:
     assert decode(b"~{<:Ky2;VS{NpJ)l6HK!#~}", "hz-gb-2312") == "\ufffd"
 
 
-def test_byte_order_mark_is_no_text() -> None:
+def test_byte_order_mark_is_removed() -> None:
     assert decode(b"\xef\xbb\xbfa", "utf-8") == "a"
     assert decode(codecs.BOM_UTF16_LE + "a".encode("utf-16-le"), "utf-16le") == "a"
 
@@ -231,12 +231,12 @@ def test_prescan_ends_on_any_markup(parts: list[bytes]) -> None:
         ("x.kr", "euc-kr", "\uc548\ub155"),
     ],
 )
-def test_a_short_page_that_declares_nothing_is_read_as_its_country_writes(host: str, encoding: str, text: str) -> None:
+def test_short_undeclared_page_uses_the_encoding_of_its_country(host: str, encoding: str, text: str) -> None:
     body = text.encode(codec(encoding))
     assert decode(body, detect(body, host=host)) == text
 
 
-def test_what_a_page_declares_counts_whatever_its_host_is() -> None:
+def test_declared_encoding_overrides_the_country() -> None:
     assert detect(b"<meta charset=koi8-r>\xe9", host="x.fr") == "koi8-r"
     assert detect("caf\xe9".encode(), host="x.ru") == "utf-8"
     long = "Новости дня сегодня в Москве и области, погода и спорт".encode("cp1251")

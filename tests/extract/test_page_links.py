@@ -55,7 +55,7 @@ def test_links_of_all_kinds_are_found_in_order_and_once() -> None:
         ("HTTPS://B.example/X", "https://b.example/X"),
     ],
 )
-def test_an_href_is_read_as_a_browser_reads_it(href: str, url: str) -> None:
+def test_href_is_parsed_like_in_a_browser(href: str, url: str) -> None:
     """H34."""
     assert page(f'<a href="{href}">x</a>').links() == [url]
 
@@ -63,7 +63,7 @@ def test_an_href_is_read_as_a_browser_reads_it(href: str, url: str) -> None:
 @pytest.mark.parametrize(
     "href", ["javascript:void(0)", "mailto:a@b.c", "ftp://x/", "data:,x", "http://[::1", "http://u:p@h/", "tel:1"]
 )
-def test_what_is_not_a_url_to_follow_is_left_out(href: str) -> None:
+def test_non_http_urls_are_skipped(href: str) -> None:
     """H34."""
     assert page(f'<a href="{href}">x</a><a href="/good">y</a>').links() == ["http://a.example/good"]
 
@@ -81,12 +81,12 @@ def test_what_is_not_a_url_to_follow_is_left_out(href: str) -> None:
         ('<base href="?other">', "http://a.example/dir/l"),
     ],
 )
-def test_the_first_usable_base_counts(bases: str, url: str) -> None:
+def test_first_usable_base_is_used(bases: str, url: str) -> None:
     """H33."""
     assert page(f"{bases}<a href=l>x</a>").links() == [url]
 
 
-def test_a_base_after_the_links_counts_for_them_too() -> None:
+def test_base_after_the_links_applies_to_them() -> None:
     assert page("<a href=l>x</a><p><base href=/late/>").links() == ["http://a.example/late/l"]
 
 
@@ -97,7 +97,7 @@ def test_a_base_of_another_scheme_leaves_only_absolute_links() -> None:
     ]
 
 
-def test_nofollow_links_are_left_out_when_asked() -> None:
+def test_nofollow_links_are_skipped_on_request() -> None:
     """H47."""
     html = '<a href=/1>a</a><a href=/2 rel="x NoFollow">b</a><a href=/3 rel=ugc>c</a><a href=/4 rel=sponsored>d</a>'
     assert page(html).links() == ["http://a.example/1"]
@@ -105,7 +105,7 @@ def test_nofollow_links_are_left_out_when_asked() -> None:
 
 
 @pytest.mark.parametrize("content", ["nofollow", "noindex, NOFOLLOW", "none"])
-def test_a_page_that_says_nofollow_gives_no_links(content: str) -> None:
+def test_nofollow_page_has_no_links(content: str) -> None:
     """H47."""
     html = f'<meta name="ROBOTS" content="{content}"><a href=/1>a</a>'
     assert page(html).links() == []
@@ -114,7 +114,7 @@ def test_a_page_that_says_nofollow_gives_no_links(content: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["noindex", "otherbot: nofollow", "otherbot: noindex, nofollow", "nofollowing"])
-def test_other_robots_rules_do_not_stop_us(header: str) -> None:
+def test_rules_for_other_agents_are_ignored(header: str) -> None:
     """H47."""
     assert page("<a href=/1>a</a>", x_robots_tag=header).links() == ["http://a.example/1"]
 
@@ -138,7 +138,7 @@ def test_links_in_templates_are_inert_and_in_noscript_are_not() -> None:
     assert page(html).links() == ["http://a.example/n"]
 
 
-def test_links_beyond_the_limit_are_cut_and_it_shows() -> None:
+def test_links_beyond_the_limit_are_marked_cut() -> None:
     one = page("".join(f"<a href=/{n}>x</a>" for n in range(30)))
     assert len(one.links(max_links=10)) == 10
     assert one.cut == {"max_links": 20}
@@ -148,7 +148,7 @@ def test_links_beyond_the_limit_are_cut_and_it_shows() -> None:
     assert not page("<a href=/1>x</a>").cut
 
 
-def test_only_what_may_be_a_page_counts_as_a_lost_link() -> None:
+def test_only_possible_pages_count_as_lost_links() -> None:
     several = "".join(f"<a href=/{n}>x</a>" for n in range(5))
     one = page(f"{several}<a href=/0>again</a><a href=mailto:a@b.example>m</a><a href=' JavaScript:x()'>j</a>")
     assert len(one.links(max_links=5)) == 5
@@ -157,7 +157,7 @@ def test_only_what_may_be_a_page_counts_as_a_lost_link() -> None:
     assert one.cut == {"max_links": 3}
 
 
-def test_a_picture_in_the_page_is_no_link_that_was_too_long() -> None:
+def test_data_url_is_not_an_overlong_link() -> None:
     one = page(f"<a href='data:image/png;base64,{'A' * 70_000}'>x</a><a href=/1>x</a>")
     assert one.links() == ["http://a.example/1"]
     assert not one.cut
@@ -166,31 +166,31 @@ def test_a_picture_in_the_page_is_no_link_that_was_too_long() -> None:
     assert one.cut == {"long_links": 1}
 
 
-def test_a_hundred_thousand_links_are_a_matter_of_settings() -> None:
+def test_link_limit_is_a_setting() -> None:
     found = module.PageLinks(None, [f"/{n}/{'x' * 120}" for n in range(100_001)], [])
     listed = module.links(page("").tree, found, URL, max_links=100_000)
     assert (len(listed.urls), listed.cut) == (100_000, {"max_links": 1})
     assert module.links(page("").tree, found, URL, max_links=100_001).cut == {}
 
 
-def test_what_a_response_lacks_is_missing_of_its_page_too() -> None:
+def test_page_inherits_the_cut_of_its_response() -> None:
     response = Response(url=URL, status=200, cut="disconnect:?", body=b"<a href=/1>x</a><a href=/2>y</a>")
     one = Page(response, Request(url=URL))
     one.links(max_links=1)
     assert one.cut == {"disconnect": None, "max_links": 1}
 
 
-def test_a_query_is_written_in_the_encoding_of_the_page() -> None:
+def test_query_is_encoded_in_the_page_encoding() -> None:
     one = page('<a href="/stra\u00dfe?q=stra\u00dfe&amp;x=\u20ac#\u00df">x</a>', charset="windows-1252")
     assert one.links() == ["http://a.example/stra%C3%9Fe?q=stra%DFe&x=%80"]
     assert page('<a href="?q=\u65e5">x</a>', charset="shift_jis").links() == ["http://a.example/dir/page.html?q=%93%FA"]
 
 
-def test_what_the_encoding_lacks_becomes_a_character_reference() -> None:
+def test_unencodable_letters_become_character_references() -> None:
     assert encode_query("/x?q=a\u2603b", "windows-1252") == "/x?q=a%26%239731%3Bb"
 
 
-def test_a_shared_memo_is_filled_by_one_page_and_used_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_link_cache_serves_the_next_page(monkeypatch: pytest.MonkeyPatch) -> None:
     link_cache = LinkCache()
     first = page("<a href=/x#top>x</a>", link_cache=link_cache).links()
     assert len(link_cache) == 1
@@ -198,7 +198,7 @@ def test_a_shared_memo_is_filled_by_one_page_and_used_by_the_next(monkeypatch: p
     assert page("<a href=/x#top>x</a>", link_cache=link_cache).links() == first
 
 
-def test_plain_links_of_the_page_s_own_host_are_put_together_without_the_memo() -> None:
+def test_plain_links_of_the_own_host_bypass_the_link_cache() -> None:
     link_cache = LinkCache()
     found = page(
         "<a href=/x>1</a><a href=y?z=%20>2</a><a href=http://a.example/~w>3</a>", link_cache=link_cache
@@ -207,7 +207,7 @@ def test_plain_links_of_the_page_s_own_host_are_put_together_without_the_memo() 
     assert len(link_cache) == 0
 
 
-def test_a_shared_memo_gives_the_same_links_as_none() -> None:
+def test_link_cache_does_not_change_links() -> None:
     link_cache = LinkCache(8)
     for folder in ("x", "y", "x"):
         for number in range(5):
@@ -223,7 +223,7 @@ def test_a_shared_memo_gives_the_same_links_as_none() -> None:
         max_size=60,
     )
 )
-def test_memo_stays_within_its_size_and_never_changes_an_answer(asked: list[tuple[str, str]]) -> None:
+def test_link_cache_is_bounded_and_transparent(asked: list[tuple[str, str]]) -> None:
     link_cache = LinkCache(6)
     for base, reference in asked:
         asked_for = f"{reference}#"
@@ -231,7 +231,7 @@ def test_memo_stays_within_its_size_and_never_changes_an_answer(asked: list[tupl
         assert len(link_cache) <= 6
 
 
-def test_memo_keeps_what_is_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_cache_keeps_frequent_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def counted(base: str, reference: str) -> str | None:
@@ -245,7 +245,7 @@ def test_memo_keeps_what_is_asked_for_again_and_again(monkeypatch: pytest.Monkey
     assert asked.count("/menu#") == 1
 
 
-def test_a_huge_href_is_not_kept() -> None:
+def test_huge_href_is_not_cached() -> None:
     link_cache = LinkCache()
     link_cache.resolve("http://a/", ["/#" + "x" * 1_000_000])
     assert len(link_cache) == 0
@@ -277,7 +277,7 @@ bases = st.sampled_from(
 @example("http://a.example/x/", ["b/%2e%2E/c"])
 @example("http://a.example/x/", ["//b.example/", "/c"])
 @example("http://a.example/x/", ["mailto:a", "h:b", "b?c:d"])
-def test_links_together_resolve_as_each_does_alone(base: str, several: list[str]) -> None:
+def test_batch_resolution_equals_single_resolution(base: str, several: list[str]) -> None:
     normal = urls.resolve(base, "") or base
     assert LinkCache().resolve(normal, several) == [urls.join(normal, reference) for reference in several]
 
@@ -290,13 +290,13 @@ def test_links_together_resolve_as_each_does_alone(base: str, several: list[str]
 @example("https://a.example/", "https://x.example:443/")
 @example("http://a.example/", "http://1/")
 @example("http://a.example/", "http://a.example/./b")
-def test_the_short_way_resolves_as_the_url_parser_does(base: str, reference: str) -> None:
+def test_shortcut_resolves_like_the_url_parser(base: str, reference: str) -> None:
     normal = urls.resolve(base, "") or base
     assert resolve(normal, reference) == urls.join(normal, reference)
 
 
 @given(bases, st.text(alphabet=st.characters(max_codepoint=0x17F), max_size=12))
-def test_any_text_resolves_as_the_url_parser_does(base: str, reference: str) -> None:
+def test_any_text_resolves_like_the_url_parser(base: str, reference: str) -> None:
     normal = urls.resolve(base, "") or base
     assert resolve(normal, reference) == urls.join(normal, reference)
     assert LinkCache().resolve(normal, [reference]) == [urls.join(normal, reference)]
@@ -309,7 +309,7 @@ def test_any_text_resolves_as_the_url_parser_does(base: str, reference: str) -> 
 @example("http:?p")
 @example("\t?p")
 @example("//c.example/")
-def test_a_memo_filled_by_other_pages_gives_what_this_page_would(reference: str) -> None:
+def test_link_cache_filled_by_other_pages_is_transparent(reference: str) -> None:
     link_cache = LinkCache()
     for base in (
         "http://a.example/x/one.html",
@@ -323,7 +323,7 @@ def test_a_memo_filled_by_other_pages_gives_what_this_page_would(reference: str)
         assert link_cache.resolve(base, [reference]) == [urls.join(base, reference)]
 
 
-def test_refresh_with_endless_digits_is_far_away_not_an_error() -> None:
+def test_refresh_with_many_digits_is_far_in_the_future() -> None:
     assert parse_refresh("9" * 100_000 + ";url=x") == (10**9, "x")
 
 
@@ -344,7 +344,7 @@ def test_srcset_gives_all_candidates() -> None:
 
 
 @pytest.mark.parametrize("kind", ["application/xhtml+xml", "text/xml", "application/xml; charset=utf-8"])
-def test_elements_that_close_themselves_hide_nothing_in_xhtml(kind: str) -> None:
+def test_self_closing_elements_in_xhtml_hide_nothing(kind: str) -> None:
     body = (
         b'<html xmlns="http://www.w3.org/1999/xhtml"><head><script src="a/b.js" /><title>T</title></head>'
         b"<body><a name='t'/><a href=\"/x?a=1/\">x<br/></a><iframe src='/f'/><textarea/><a href=/y>y</a></body></html>"
@@ -366,11 +366,11 @@ def test_elements_that_close_themselves_hide_nothing_in_xhtml(kind: str) -> None
         ('<svg><link rel=next xlink:href="/n"></svg>', "http://a.example/n"),
     ],
 )
-def test_a_link_in_a_picture_may_be_an_xlink(html: str, found: str) -> None:
+def test_svg_links_may_be_xlinks(html: str, found: str) -> None:
     assert page(f"{html}<p><a href=/last>").links() == [found, "http://a.example/last"]
 
 
-def test_only_a_base_of_html_is_the_base_of_a_page() -> None:
+def test_only_an_html_base_sets_the_base() -> None:
     html = "<svg><base xlink:href=http://x.example/><base href=http://y.example/></svg><p><base href=/z/><a href=1>"
     assert page(html).links() == ["http://a.example/z/1"]
     assert page(html).base == "http://a.example/z/"
@@ -384,13 +384,13 @@ def test_an_xlink_is_followed_where_an_element_is_named() -> None:
     assert one.next == "http://a.example/x"
 
 
-def test_links_of_pictures_do_not_hide_the_others() -> None:
+def test_svg_links_do_not_hide_others() -> None:
     html = '<a href=/1>x</a><svg><a xlink:href="/2">y</a><a href="/3" xlink:href="/no">z</a><a>w</a></svg><a href=/4>x'
     assert page(html).links() == [f"http://a.example/{n}" for n in (1, 2, 3, 4)]
     assert page('<a xlink:href="/no">x</a>').links() == []
 
 
-def test_links_for_readers_without_frames_are_followed() -> None:
+def test_noframes_links_are_found() -> None:
     html = "<frameset><frame src=/f><noframes><p>Go <a href=/n>in</a><iframe src=/i></noframes></frameset>"
     assert page(html).links() == [f"http://a.example/{name}" for name in "fni"]
 

@@ -76,7 +76,7 @@ def test_markdown_of_elements(html: str, markdown: str) -> None:
     assert whole(html) == markdown
 
 
-def test_a_renderer_gives_the_structure_back() -> None:
+def test_rendered_markdown_keeps_the_structure() -> None:
     found = rendered(
         "<h2>H</h2><ul><li>a<ul><li>b</ul><li>c</ul><table><tr><th>x<tr><td>y</table><p>*no* <em>yes</em>"
         "<pre><code class=language-c>int a;</code></pre><blockquote>q</blockquote><p>__init__ &lt;i>"
@@ -89,7 +89,7 @@ def test_a_renderer_gives_the_structure_back() -> None:
     )
 
 
-def test_the_whole_page_has_what_the_main_part_leaves_out() -> None:
+def test_whole_page_has_more_than_the_main_part() -> None:
     one = page("<nav><a href=/>menu</a></nav><main><p>The text of the page is this one.</p></main><footer>end</footer>")
     assert one.markdown == "The text of the page is this one."
     assert one.to_markdown(main=False).startswith("[menu](https://x.example/)")
@@ -97,7 +97,7 @@ def test_the_whole_page_has_what_the_main_part_leaves_out() -> None:
     assert 0.5 < one.main_share < 1
 
 
-def test_a_page_of_links_is_its_links() -> None:
+def test_index_page_keeps_its_links() -> None:
     """An index has no prose: its lists are what it is about."""
     items = "".join(f'<li><a href="/{number}">Entry number {number}</a>' for number in range(50))
     found = page(f"<nav>menu</nav><div id=content><h1>Index</h1><ul>{items}</ul></div>").main_text
@@ -112,14 +112,14 @@ def test_boxes_of_text_inside_of_the_main_part_stay() -> None:
     assert "Boxed" in page(f"<ul class=docnav><li><a href=a>Next</a></ul>{html}").main_text
 
 
-def test_a_title_stays_with_the_text_beside_it() -> None:
+def test_title_stays_with_its_text() -> None:
     text = "<p>This sentence is long enough to be taken for prose by anybody.</p>" * 5
     found = page(f"<nav>menu</nav><div class=page><h1>The title</h1><div class=body>{text}</div></div>").markdown
     assert found.startswith("# The title\n\nThis sentence")
 
 
 @pytest.mark.parametrize("name", BOOKS)
-def test_the_words_of_documentation_are_kept(name: str) -> None:
+def test_documentation_text_is_kept(name: str) -> None:
     """At least 95 % of the words of the visible main text, in text and in Markdown."""
     folder, content, around = BOOKS[name]
     paths = sorted(folder.glob("**/*.html"))[::16]
@@ -163,7 +163,7 @@ def _words(text: str) -> Counter[str]:
     ],
     ids=range(12),
 )
-def test_hostile_markup_costs_no_more_than_its_size(html: str) -> None:
+def test_hostile_markup_takes_linear_time(html: str) -> None:
     """Far below what any of these cost where work is done twice; the figures are measured elsewhere."""
     one = page(html)
     began = time.process_time()
@@ -172,7 +172,7 @@ def test_hostile_markup_costs_no_more_than_its_size(html: str) -> None:
     assert max(map(len, found)) < 40 * len(html)
 
 
-def test_no_row_of_a_long_table_is_lost() -> None:
+def test_long_table_keeps_all_rows() -> None:
     rows = "".join(f"<tr><td>{number}<td>value" for number in range(30_000))
     found = page(f"<table><tr><th>n<th>v{rows}<tfoot><tr><td>the<td>end</table>").markdown.split("\n")
     assert (len(found), found[-1]) == (30_003, "| the | end |")

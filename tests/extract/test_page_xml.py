@@ -29,7 +29,7 @@ def page(body: str | bytes, content_type: str = "application/xml; charset=utf-8"
 @pytest.mark.parametrize(
     "kind", ["application/rss+xml", "text/xml", "application/xml", "application/atom+xml", "application/x-custom+xml"]
 )
-def test_xml_is_read_by_css_and_xpath(kind: str) -> None:
+def test_xml_supports_css_and_xpath(kind: str) -> None:
     one = page(RSS, kind)
     assert one.is_xml
     assert not one.is_html
@@ -41,7 +41,7 @@ def test_xml_is_read_by_css_and_xpath(kind: str) -> None:
     assert one.css("rss::attr(version)").get() == "2.0"
 
 
-def test_names_with_a_prefix_are_found_as_they_are_written() -> None:
+def test_prefixed_names_are_matched_as_written() -> None:
     one = page(RSS)
     assert one.xpath("//dc:creator/text()").getall() == ["Ada", "Bob"]
     assert one.css("dc|creator::text").getall() == ["Ada", "Bob"]
@@ -52,7 +52,7 @@ def test_names_with_a_prefix_are_found_as_they_are_written() -> None:
     assert one.xpath('//title[re:test(., "^T")]/text()').getall() == ["Three"]
 
 
-def test_a_prefix_may_be_bound_by_the_one_who_asks() -> None:
+def test_prefixes_may_be_bound_by_the_caller() -> None:
     one = page(RSS)
     assert one.xpath("//x:creator/text()", namespaces={"x": "http://purl.org/dc/elements/1.1/"}).getall() == [
         "Ada",
@@ -63,7 +63,7 @@ def test_a_prefix_may_be_bound_by_the_one_who_asks() -> None:
     assert atom.xpath("//entry/title/text()").getall() == ["e"]
 
 
-def test_a_feed_leads_to_its_entries() -> None:
+def test_feed_links_are_its_entries() -> None:
     assert page(RSS, "application/rss+xml").links() == ["http://a.example/1", "http://a.example/2"]
     assert page(ATOM, "application/atom+xml").links() == ["http://a.example/e1", "http://a.example/feed/e2"]
     cut = page(RSS)
@@ -71,7 +71,7 @@ def test_a_feed_leads_to_its_entries() -> None:
     assert cut.cut == {"max_links": 1}
 
 
-def test_other_xml_leads_where_its_links_do() -> None:
+def test_other_xml_has_its_links() -> None:
     xlink = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {xlink}><a xlink:href="/x"/><a href="y"/><image href="/z.png"/></svg>'
@@ -81,7 +81,7 @@ def test_other_xml_leads_where_its_links_do() -> None:
     assert page("<a href='/p'>x</a>").links() == ["http://a.example/p"]
 
 
-def test_x_robots_tag_counts_for_feeds() -> None:
+def test_x_robots_tag_applies_to_feeds() -> None:
     headers = (("content-type", "text/xml"), ("x-robots-tag", "nofollow"))
     one = Page(Response(url=URL, status=200, headers=headers, body=RSS.encode()), Request(url=URL))
     assert one.links() == []
@@ -109,7 +109,7 @@ def test_x_robots_tag_counts_for_feeds() -> None:
         ("<!DOCTYPE a PUBLIC '-//X' 'http://b.example/x.dtd'><a><b>x</b></a>", "x"),
     ],
 )
-def test_xml_with_mistakes_is_repaired(body: str, text: str) -> None:
+def test_malformed_xml_is_repaired(body: str, text: str) -> None:
     assert page(body).css("b::text").getall() == [text] or page(body).xpath("string(//b)").get() == text
 
 
@@ -153,7 +153,7 @@ def test_h36_entities_are_never_expanded_and_no_file_is_read(tmp_path: Path) -> 
         "<a>" + "]]>" * 300_000,
     ],
 )
-def test_hostile_xml_costs_little(body: str) -> None:
+def test_hostile_xml_takes_linear_time(body: str) -> None:
     one = page(body)
     began = time.process_time()
     one.css("a b c d::text").getall()
@@ -163,14 +163,14 @@ def test_hostile_xml_costs_little(body: str) -> None:
     assert time.process_time() - began < 1 + len(body) / 1_000_000
 
 
-def test_what_is_neither_html_nor_xml_has_no_elements() -> None:
+def test_other_formats_have_no_elements() -> None:
     one = page('{"a": "<b>"}', "application/json")
     assert not one.is_xml
     assert one.css("*").getall() == one.xpath("//*").getall() == one.links() == []
     assert one.text == ""
 
 
-def test_bad_queries_of_xml_are_named() -> None:
+def test_invalid_xml_queries_are_named() -> None:
     with pytest.raises(ExtractError, match="invalid XPath expression"):
         page(RSS).xpath("//dc:creator[")
     with pytest.raises(ExtractError, match="invalid CSS selector"):

@@ -36,21 +36,21 @@ def page(html: str = "", *links: str, kind: str = "text/html", **headers: str) -
         ("", []),
     ],
 )
-def test_a_link_header_is_read_as_rfc_8288_says(header: str, found: list[tuple[str, dict[str, str]]]) -> None:
+def test_link_header_follows_rfc_8288(header: str, found: list[tuple[str, dict[str, str]]]) -> None:
     assert parse_link(header) == found
 
 
 @given(st.text(alphabet="<>;,=\"\\ \trelx*'%a", max_size=60))
-def test_any_link_header_can_be_read(header: str) -> None:
+def test_any_link_header_can_be_parsed(header: str) -> None:
     assert all("<" not in target or ">" not in target for target, _ in parse_link(header))
 
 
-def test_a_hostile_link_header_takes_no_time() -> None:
+def test_hostile_link_header_takes_linear_time() -> None:
     for header in ("<" * 60_000, "<a>" + ";a=b" * 16_000, '<a>;x="' + "\\" * 60_000, "<a>," * 16_000):
         assert len(parse_link(header)) <= 1000
 
 
-def test_headers_are_relative_to_the_answer_and_elements_to_the_base() -> None:
+def test_header_links_resolve_against_the_response_url() -> None:
     html = '<base href="/base/"><link rel=canonical href=c><link rel=prev href=p><a rel=next href=n>'
     assert (page(html).canonical, page(html).next, page(html).prev) == (
         "http://a.test/base/c",
@@ -62,19 +62,19 @@ def test_headers_are_relative_to_the_answer_and_elements_to_the_base() -> None:
     assert both.next_page() is not None
 
 
-def test_a_link_about_another_resource_is_not_about_this_page() -> None:
+def test_link_with_another_anchor_is_skipped() -> None:
     assert page("", "<x>; rel=canonical; anchor=/other").canonical is None
     assert page("", '<x>; rel=canonical; anchor="#part"').canonical == "http://a.test/dir/x"
     assert page("", "<x>; rev=canonical").canonical is None
 
 
-def test_what_stands_in_the_body_names_no_canonical() -> None:
+def test_canonical_in_the_body_is_ignored() -> None:
     assert page("<body><p>a comment <link rel=canonical href=http://evil.test/>").canonical is None
     assert page("<link rel=canonical href=javascript:x>").canonical is None
     assert page("<p>").canonical is None
 
 
-def test_languages_are_told_by_hreflang_and_followed() -> None:
+def test_alternates_are_found_by_hreflang() -> None:
     html = """<link rel=alternate hreflang=DE href=/de><link rel="alternate" hreflang="x-default" href=/>
     <link rel=alternate type=application/rss+xml href=/feed><link rel=alternate hreflang=de href=/again>"""
     one = page(html, "</fr>; rel=alternate; hreflang=fr")
@@ -84,13 +84,13 @@ def test_languages_are_told_by_hreflang_and_followed() -> None:
     assert feeds == ["http://a.test/feed"]
 
 
-def test_links_of_headers_come_first_and_only_those_of_pages() -> None:
+def test_header_links_come_first() -> None:
     one = page("<a href=/a>", "</s.css>; rel=preload, </n>; rel=next", refresh="5; url=/r")
     assert one.links() == ["http://a.test/n", "http://a.test/r", "http://a.test/a"]
     assert one.links("main") == []
 
 
-def test_a_body_of_another_kind_has_its_headers() -> None:
+def test_non_html_body_has_header_links() -> None:
     one = page("{}", "</p.html>; rel=canonical", kind="application/json")
     assert (one.canonical, one.links(), one.alternates) == ("http://a.test/p.html", [], {})
 

@@ -21,12 +21,12 @@ def page(html: str = HTML) -> Page:
     return Page(Response(url=URL, status=200, headers=headers, body=html.encode()), Request(url=URL))
 
 
-def test_text_pseudo_element_takes_what_stands_directly_in_the_element() -> None:
+def test_text_pseudo_element_takes_direct_text() -> None:
     assert page().css("h1::text").getall() == ["Hello ", " reader"]
     assert page().css("h1::text").get() == "Hello "
 
 
-def test_text_after_a_space_takes_what_is_inside_too() -> None:
+def test_text_after_a_space_takes_descendant_text() -> None:
     assert page().css("h1 ::text").getall() == ["Hello ", "dear", " reader"]
 
 
@@ -109,13 +109,13 @@ def test_css_and_xpath_go_on_from_one_another() -> None:
     "query",
     ["", "h1[", "h1::before", "h1::text b", "h1,", ">>", "p:nosuch", "a:nth-child(", "h1::text::text"],
 )
-def test_a_bad_css_selector_is_named(query: str) -> None:
+def test_invalid_css_selector_is_named(query: str) -> None:
     with pytest.raises(ExtractError, match="invalid CSS selector") as error:
         page().css(query)
     assert repr(query) in str(error.value)
 
 
-def test_a_bad_selector_is_named_on_a_page_without_markup_too() -> None:
+def test_invalid_selector_is_named_without_markup() -> None:
     blank = Page(Response(url=URL, status=200, headers=(("content-type", "image/png"),)), Request(url=URL))
     with pytest.raises(ExtractError, match="invalid CSS selector"):
         blank.css("h1[")
@@ -124,19 +124,19 @@ def test_a_bad_selector_is_named_on_a_page_without_markup_too() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "//[", "//a[@", "nosuch(1)", "x:y"])
-def test_a_bad_xpath_expression_is_named(query: str) -> None:
+def test_invalid_xpath_expression_is_named(query: str) -> None:
     with pytest.raises(ExtractError, match="invalid XPath expression") as error:
         page().xpath(query)
     assert repr(query) in str(error.value)
 
 
-def test_a_bad_regular_expression_is_named() -> None:
+def test_invalid_regular_expression_is_named() -> None:
     with pytest.raises(ExtractError, match="invalid regular expression"):
         page().css("h1").re("(")
 
 
 @given(st.text(alphabet="ab.#[]()='\"*:>,+~ text-attr", max_size=30))
-def test_any_selector_works_or_is_refused_with_words(query: str) -> None:
+def test_any_selector_works_or_raises_extract_error(query: str) -> None:
     try:
         texts = page().css(query).getall()
     except ExtractError as error:
@@ -151,12 +151,12 @@ def test_a_combinator_before_a_pseudo_element_takes_any_element() -> None:
     assert found.css("p > ::attr(id)").getall() == []
 
 
-def test_attributes_of_pictures_keep_their_capitals() -> None:
+def test_svg_attributes_keep_their_case() -> None:
     found = page('<svg viewBox="0 0 1 1"></svg>')
     assert found.css("svg::attr(viewBox)").getall() == found.css("svg::attr(viewbox)").getall() == ["0 0 1 1"]
 
 
-def test_scope_is_the_element_that_is_asked() -> None:
+def test_scope_is_the_context_element() -> None:
     found = page("<div><p>a</p><ul><li><p>b</ul></div><section><p>c</section>")
     assert found.css("div, section").css(":scope > p::text").getall() == ["a", "c"]
     assert found.css(":scope > body > section").css("p::text").get() == "c"
@@ -191,7 +191,7 @@ def test_xpath_goes_on_from_any_element(tag: str) -> None:
 TABLE = "<table><tr><td>name<td class=price>1<td>x</table><table><tr><td>other<td class=price>2</table>"
 
 
-def test_xpath_sees_what_is_around_an_element_that_css_found() -> None:
+def test_xpath_sees_ancestors_of_css_results() -> None:
     prices = page(TABLE).css("td.price")
     assert prices.xpath("../td[1]/text()").getall() == ["name", "other"]
     assert prices.xpath("ancestor::table").css("td:last-child::text").getall() == ["x", "2"]
@@ -200,7 +200,7 @@ def test_xpath_sees_what_is_around_an_element_that_css_found() -> None:
     assert prices[0].xpath("//td").getall() == page(TABLE).css("td").getall()
 
 
-def test_css_asked_of_an_element_does_not_look_further_out() -> None:
+def test_css_on_an_element_stays_inside_it() -> None:
     found = page("<div class=a><p><b>x</b></p></div><p><b>y</b></p>")
     assert found.css("p").css("div b::text").getall() == []
     assert found.css("p").css("p b::text").getall() == ["x", "y"]
@@ -229,7 +229,7 @@ def test_has_class_and_regular_expressions_work_in_xpath() -> None:
         one.xpath("//p[has-class()]")
 
 
-def test_pictures_are_found_with_and_without_their_namespace() -> None:
+def test_svg_is_found_with_and_without_namespace() -> None:
     one = page("<svg viewBox='0 0 1 1'><linearGradient id=g /></svg>")
     assert one.xpath("//svg/@viewBox").get() == one.xpath("//svg:svg/@viewBox").get() == "0 0 1 1"
     assert len(one.xpath("//linearGradient")) == len(one.css("linearGradient")) == 1

@@ -29,7 +29,7 @@ def pages(found: Sitemap) -> list[str]:
     return [entry.url.removeprefix("http://x.test/") for entry in found.pages]
 
 
-def test_all_that_the_protocol_has_is_read() -> None:
+def test_all_sitemap_fields_are_read() -> None:
     found = parse(
         urlset(
             """
@@ -50,7 +50,7 @@ def test_all_that_the_protocol_has_is_read() -> None:
     assert (second.url, second.lastmod, second.priority) == ("http://x.test/b?x=1&y=2", w3c_time("2024-01-01"), None)
 
 
-def test_extensions_are_told_apart_from_pages_by_namespace_and_not_by_prefix() -> None:
+def test_extensions_are_recognized_by_namespace() -> None:
     body = """
         <s:urlset xmlns:s="http://www.sitemaps.org/schemas/sitemap/0.9" xmlns:h="http://www.w3.org/1999/xhtml"
             xmlns:i="http://www.google.com/schemas/sitemap-image/1.1"
@@ -126,7 +126,7 @@ def test_a_guid_is_a_link_unless_it_says_otherwise() -> None:
     assert (pages(found), found.problems) == (["1", "2", "3", "4"], {"no-url": 1})
 
 
-def test_each_loc_of_an_entry_is_a_page() -> None:
+def test_every_loc_of_an_entry_is_a_page() -> None:
     text = """<urlset><url><loc>http://x.test/1</loc><loc>http://x.test/2</loc><lastmod>2020-01-01</lastmod>
         <loc>http://x.test/1</loc></url><url><loc></loc><loc>http://x.test/3</loc></url></urlset>"""
     found = parse(text.encode(), URL)
@@ -170,14 +170,14 @@ def test_text_is_one_url_a_line() -> None:
         (b"", []),
     ],
 )
-def test_what_can_be_read_is_read(body: bytes, expected: list[str]) -> None:
+def test_broken_sitemaps_are_read_as_far_as_possible(body: bytes, expected: list[str]) -> None:
     found = parse(body, URL)
     assert pages(found) == expected
     assert set(found.problems) <= set(PROBLEMS)
     assert bool(found.kind) == bool(expected)
 
 
-def test_a_gzip_that_is_cut_off_gives_what_it_has() -> None:
+def test_truncated_gzip_is_read_as_far_as_possible() -> None:
     body = gzip.compress(urlset(listed(*(f"page-{number * 7919 % 10007}" for number in range(5000)))))
     found = parse(body[: len(body) // 2], URL)
     assert 1000 < len(found.pages) < 5000
@@ -283,7 +283,7 @@ PIECES = [
 )
 @example(b"<?xml encoding='utf-16'?><urlset>", "", False)
 @example(b"\xff\xfe\x00\xd8", "", True)
-def test_nothing_raises(body: bytes, content_type: str, packed: bool) -> None:
+def test_parsing_never_raises(body: bytes, content_type: str, packed: bool) -> None:
     found = parse(gzip.compress(body)[:-4] if packed else body, URL, content_type, max_entries=5)
     assert len(found.pages) + len(found.sitemaps) <= 5
     assert set(found.problems) <= set(PROBLEMS)
@@ -324,7 +324,7 @@ def test_w3c_times(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "now", "1997-13", "1997-02-30", "0001-01-01", "1997-07-16T25:00Z", "19970716", "٢٠٢٤"]
 )
-def test_what_is_no_time_is_none(text: str) -> None:
+def test_invalid_times_are_none(text: str) -> None:
     assert w3c_time(text) is None
     assert http_time("x" * 1000) is None
 

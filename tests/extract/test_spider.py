@@ -32,7 +32,7 @@ class Shop(Spider):
         yield {"title": page.title}
 
 
-def test_a_plain_spider_follows_links_and_takes_nothing() -> None:
+def test_default_spider_follows_links_and_extracts_nothing() -> None:
     assert Spider.follows_links
     assert Spider().handler("")(page("<p>x")) is None
 
@@ -56,14 +56,14 @@ def test_a_spider_with_its_own_parse_follows_only_what_it_yields() -> None:
     assert not Heir.follows_links
 
 
-def test_a_spider_is_named_after_its_class_unless_it_says() -> None:
+def test_spider_name_defaults_to_its_class() -> None:
     class Named(Spider):
         name = "shop"
 
     assert (Shop.name, Named.name) == ("Shop", "shop")
 
 
-def test_the_label_chooses_the_handler() -> None:
+def test_label_selects_the_handler() -> None:
     spider = Shop()
     assert list(spider.handler("")(page("<p>"))) == [{"url": URL}]  # type: ignore[arg-type]
     found = spider.handler("product")(page("<title>t</title>", "product"))
@@ -152,7 +152,7 @@ def test_a_spider_is_loaded_from_a_module(tmp_path: Path, monkeypatch: pytest.Mo
         (None, "json:NoSuch", "NoSuch does not exist", "defines no Spider"),
     ],
 )
-def test_what_is_wrong_with_a_reference_is_said(
+def test_invalid_spider_references_are_explained(
     tmp_path: Path, source: str | None, reference: str, words: str, hint: str
 ) -> None:
     file = tmp_path / "spider.py"
@@ -164,7 +164,7 @@ def test_what_is_wrong_with_a_reference_is_said(
     assert hint in error.value.hint
 
 
-def test_an_imported_spider_is_not_taken_for_the_files_own(tmp_path: Path) -> None:
+def test_imported_spider_is_not_the_files_own(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("from gossamer.extract.spider import FieldSpider\n" + SPIDER.format(name="Own"))
     assert load(str(file)).__name__ == "Own"

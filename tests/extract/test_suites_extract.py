@@ -7,7 +7,7 @@ import scores_extract
 
 
 @pytest.mark.usefixtures("shared")
-def test_all_cases_pass_but_those_that_are_explained() -> None:
+def test_all_cases_pass_but_documented_ones() -> None:
     for score in scores_extract.scores():
         explained = dict(scores_extract.EXPLAINED.get(score.suite, {}))
         assert score.deviations == explained, score.suite

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
+from fuzz_texts import LINE_ENDS, octets, pumped, takes_linear_work, texts
 from hypothesis import given
 from hypothesis import strategies as st
-from morsels import LINE_ENDS, octets, pumped, takes_linear_work, texts
 
 from gossamer import urls
 from gossamer.engine import robots_txt
@@ -80,7 +80,7 @@ WEB = "http://a.example/sitemap.xml"
 
 
 @given(octets(*(piece.encode() for piece in ROBOTS), most=60), PATHS, st.sampled_from(["Gossamer/1 (+x)", "", "*"]))
-def test_a_robots_txt_says_something_to_everybody(body: bytes, path: str, agent: str) -> None:
+def test_robots_txt_has_a_ruling_for_every_agent(body: bytes, path: str, agent: str) -> None:
     rules = robots_txt.parse(body, agent)
     assert rules == robots_txt.parse(body, agent)
     assert rules.count <= body.count(b"\n") + body.count(b"\r") + 1
@@ -120,7 +120,7 @@ def test_rules_match_as_the_standard_describes_it(rules: list[tuple[str, bool]],
 @given(
     octets(*(piece.encode() for piece in XML), most=80), st.sampled_from(["", "text/xml", "text/plain; charset=utf-16"])
 )
-def test_a_sitemap_lists_normal_urls_or_nothing(body: bytes, content_type: str) -> None:
+def test_sitemap_lists_normalized_urls_only(body: bytes, content_type: str) -> None:
     found = parse(body, WEB, content_type, max_entries=20, max_bytes=2000)
     assert found == parse(body, WEB, content_type, max_entries=20, max_bytes=2000)
     assert len(found.pages) + len(found.sitemaps) <= 20
@@ -143,7 +143,7 @@ LISTED = st.lists(
 
 
 @given(LISTED, st.sampled_from(["urlset", "sitemapindex", "text"]))
-def test_what_is_listed_is_found(listed: list[str | None], kind: str) -> None:
+def test_listed_urls_are_found(listed: list[str | None], kind: str) -> None:
     known = [url for url in listed if url]
     if kind == "text":
         body = "\n".join(known)

@@ -11,9 +11,9 @@ from email.utils import format_datetime
 
 import brotli
 import pytest
+from fuzz_texts import octets, pumped, takes_linear_work, texts
 from hypothesis import given
 from hypothesis import strategies as st
-from morsels import octets, pumped, takes_linear_work, texts
 
 from gossamer.clock import SystemClock
 from gossamer.compression import zstd
@@ -146,7 +146,7 @@ def _refuse(letter: str) -> bytes:
 
 
 @given(st.text(_LETTERS, max_size=50), st.sampled_from(sorted(set(NAMES.values()) - {"replacement"})))
-def test_what_an_encoding_can_write_is_read_back(text: str, name: str) -> None:
+def test_character_encodings_round_trip(text: str, name: str) -> None:
     try:
         body = encode(text, name, _refuse)
     except LookupError:
@@ -166,7 +166,7 @@ def test_a_refresh_is_seconds_and_a_target_or_nothing(content: str) -> None:
 
 
 @given(texts(*SRCSET))
-def test_candidates_of_a_srcset_are_pieces_of_it(value: str) -> None:
+def test_srcset_candidates_are_substrings(value: str) -> None:
     for url in parse_srcset(value):
         assert url in value
         assert url
@@ -177,7 +177,7 @@ CODERS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress
 
 
 @given(st.binary(max_size=2000), st.lists(st.sampled_from(sorted(CODERS)), max_size=4))
-def test_what_was_encoded_is_decoded(body: bytes, codings: list[str]) -> None:
+def test_content_encodings_round_trip(body: bytes, codings: list[str]) -> None:
     sent = body
     for name in codings:
         sent = CODERS[name](sent)
@@ -191,7 +191,7 @@ def test_what_was_encoded_is_decoded(body: bytes, codings: list[str]) -> None:
     st.binary(max_size=20),
     texts("gzip", ",", "br"),
 )
-def test_broken_encodings_end_typed_and_within_the_limit(
+def test_broken_encodings_raise_typed_errors_within_the_limit(
     body: bytes, name: str, cut: int, junk: bytes, said: str
 ) -> None:
     whole = CODERS[name](body)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fuzz_texts import octets, pumped, takes_linear_work, texts
 from hypothesis import given
 from hypothesis import strategies as st
-from morsels import octets, pumped, takes_linear_work, texts
 
 from gossamer import urls
 from gossamer.download.guard import check_url
@@ -205,7 +205,7 @@ def test_a_page_gives_normal_links_and_plain_text(body: bytes, content_type: str
     octets(*(piece.encode() for piece in FORMS), most=40),
     st.dictionaries(texts("a", "p", "t", most=2), texts(most=3), max_size=3),
 )
-def test_a_form_is_sent_or_refused_with_words(body: bytes, fields: dict[str, str]) -> None:
+def test_form_is_submitted_or_raises_extract_error(body: bytes, fields: dict[str, str]) -> None:
     try:
         request = page(b"<form>" + body).form("", fields)
         again = page(b"<form>" + body).form("", fields)
@@ -218,7 +218,7 @@ def test_a_form_is_sent_or_refused_with_words(body: bytes, fields: dict[str, str
 
 
 @given(st.text(max_size=10), texts("css", "::text", "[", "]", "a", ">", ":not(", ")", "//", "@href", "'", '"', "*"))
-def test_a_wrong_selector_is_an_error_of_ours(text: str, query: str) -> None:
+def test_invalid_selector_raises_extract_error(text: str, query: str) -> None:
     for select in (page(text.encode("utf-8", "replace")).css, page(b"<p>x").xpath):
         try:
             select(query).getall()
@@ -249,7 +249,7 @@ WORDS = {None, "depth", "length", "scope", "deny", "allow", "extension", "segmen
 
 
 @given(texts(*URLS), texts(*URLS), st.integers(0, 9), st.sampled_from(["site", "domain", "any"]))
-def test_scope_has_a_word_for_every_refusal(first: str, second: str, depth: int, kind: str) -> None:
+def test_scope_gives_a_reason_for_every_refusal(first: str, second: str, depth: int, kind: str) -> None:
     base, scope = "http://a.example/", Scope(build({"scope": kind, "max_depth": 5, "deny": ["x="]}))
     for url in (urls.join(base, first), urls.normal(second)):
         if url is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from fuzz_texts import octets
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from morsels import octets
 
 from gossamer.clock import SystemClock
 from gossamer.download import open_downloader
@@ -111,7 +111,7 @@ async def fetched(replies: list[bytes]) -> list[Response | FetchError]:
 @settings(
     max_examples=min(settings().max_examples, 40) if settings().max_examples <= 100 else settings().max_examples // 10
 )
-def test_h21_to_h25_a_reply_is_an_answer_within_limits_or_a_typed_error(replies: list[bytes]) -> None:
+def test_h21_to_h25_reply_is_a_response_within_limits_or_a_typed_error(replies: list[bytes]) -> None:
     jar = CookieJar(SystemClock())
     for found in asyncio.run(fetched(replies)):
         if isinstance(found, Response):

@@ -26,7 +26,7 @@ def counting(status: int = 200) -> tuple[Fetch, list[Request]]:
     return fetch, fetched
 
 
-def test_what_was_fetched_once_is_not_fetched_again(tmp_path: Path) -> None:
+def test_cached_response_is_not_fetched_again(tmp_path: Path) -> None:
     fetch, fetched = counting()
     clock = ManualClock()
 
@@ -43,7 +43,7 @@ def test_what_was_fetched_once_is_not_fetched_again(tmp_path: Path) -> None:
     assert len(fetched) == 1
 
 
-def test_method_url_and_body_tell_requests_apart(tmp_path: Path) -> None:
+def test_cache_key_is_method_url_and_body(tmp_path: Path) -> None:
     fetch, fetched = counting()
     requests = [
         Request(url="http://a.test/"),
@@ -62,7 +62,7 @@ def test_method_url_and_body_tell_requests_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [206, 304, 429, 500, 503, 0])
-def test_what_will_pass_is_not_kept(tmp_path: Path, status: int) -> None:
+def test_temporary_errors_are_not_cached(tmp_path: Path, status: int) -> None:
     fetch, fetched = counting(status)
 
     async def main() -> None:
@@ -78,7 +78,7 @@ def test_what_will_pass_is_not_kept(tmp_path: Path, status: int) -> None:
     assert list(tmp_path.rglob("*.msgpack")) == []
 
 
-def test_a_damaged_file_is_fetched_again(tmp_path: Path) -> None:
+def test_corrupt_cache_file_is_fetched_again(tmp_path: Path) -> None:
     fetch, fetched = counting()
     layer = cache(tmp_path, ManualClock())(fetch)
 

@@ -7,7 +7,7 @@ from gossamer.middleware import Fetch, Middleware, compose
 from gossamer.model import Request, Response
 
 
-def test_the_first_of_the_list_is_the_outermost() -> None:
+def test_first_middleware_is_the_outermost() -> None:
     seen: list[str] = []
 
     def noting(name: str) -> Middleware:
@@ -31,7 +31,7 @@ def test_the_first_of_the_list_is_the_outermost() -> None:
     assert seen == ["a in", "b in", "fetch", "b out", "a out"]
 
 
-def test_the_same_shape_wraps_a_parser() -> None:
+def test_compose_also_wraps_parsers() -> None:
     Parse = Callable[[str], Iterator[str]]
 
     def shout(parse: Parse) -> Parse:
@@ -41,5 +41,5 @@ def test_the_same_shape_wraps_a_parser() -> None:
     assert list(parse("two words")) == ["TWO", "WORDS"]  # type: ignore[no-untyped-call]
 
 
-def test_nothing_around_is_the_thing_itself() -> None:
+def test_compose_without_middleware_returns_inner() -> None:
     assert compose([], 7) == 7

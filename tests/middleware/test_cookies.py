@@ -59,7 +59,7 @@ def jar_after(url: str, *values: str, clock: ManualClock | None = None) -> Cooki
         ("__Host-a=1; Path=/; Secure", "https://x.example.com/", ""),
     ],
 )
-def test_a_cookie_goes_where_the_standard_says(value: str, url: str, sent: str) -> None:
+def test_cookie_scope_follows_the_standard(value: str, url: str, sent: str) -> None:
     assert jar_after("http://x.example.com/", value).header(url) == sent
 
 
@@ -136,7 +136,7 @@ def test_hard_cases_of_the_standard(values: tuple[str, ...], sent: str) -> None:
         ("", None),
     ],
 )
-def test_dates_of_cookies_are_read_by_their_own_rules(text: str, at: float | None) -> None:
+def test_cookie_dates_follow_the_lenient_algorithm(text: str, at: float | None) -> None:
     assert cookie_date(text) == at
 
 
@@ -147,13 +147,13 @@ def test_no_cookie_outlives_400_days() -> None:
         assert found.expires_at == 1e9 + MAX_AGE_SECONDS
 
 
-def test_sites_of_a_private_suffix_do_not_share() -> None:
+def test_sites_below_a_public_suffix_share_no_cookies() -> None:
     jar = jar_after("https://one.github.io/", "a=1; Domain=github.io", "b=2")
     assert jar.header("https://two.github.io/") == ""
     assert jar.header("https://one.github.io/") == "b=2"
 
 
-def test_an_address_has_only_cookies_of_its_own() -> None:
+def test_ip_address_has_only_host_cookies() -> None:
     jar = jar_after("http://127.0.0.1:8000/", "a=1", "b=2; Domain=127.0.0.1", "c=3; Domain=0.0.1")
     assert jar.header("http://127.0.0.1:9000/") == "a=1; b=2"
     assert jar.header("http://1.127.0.0.1/") == ""
@@ -166,12 +166,12 @@ def test_the_default_path_is_the_folder() -> None:
     assert jar.header("http://a.test/") == ""
 
 
-def test_longer_paths_and_older_cookies_go_first() -> None:
+def test_longer_paths_and_older_cookies_come_first() -> None:
     jar = jar_after("http://a.test/p/q", "a=1; Path=/", "b=2; Path=/p", "c=3; Path=/", "a=9; Path=/")
     assert jar.header("http://a.test/p/") == "b=2; a=9; c=3"
 
 
-def test_cookies_end_in_their_time() -> None:
+def test_cookies_expire() -> None:
     clock = ManualClock()
     jar = jar_after(
         "http://a.test/",
@@ -206,7 +206,7 @@ def test_a_jar_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("value", ['a="' + "\\" * 20_000, ";" * 9000, "=" * 9000, "x" * 10**6, "a=1;" + "x=y;" * 9000])
-def test_a_set_cookie_of_absurd_length_is_not_even_parsed(value: str) -> None:
+def test_oversized_set_cookie_is_ignored(value: str) -> None:
     """H14: a megabyte, or 20,000 backslashes."""
     assert jar_after("http://a.test/", value).header("http://a.test/") == ""
 
@@ -219,7 +219,7 @@ def test_domains_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [number for number in range(10) if jar.header(f"http://{number}.com/")] == [7, 8, 9]
 
 
-def test_the_middleware_sends_back_what_was_set() -> None:
+def test_middleware_sends_stored_cookies() -> None:
     sent: list[dict[str, str] | None] = []
 
     async def fetch(request: Request) -> Response:
@@ -237,7 +237,7 @@ def test_the_middleware_sends_back_what_was_set() -> None:
     assert sent == [None, {"x": "y", "cookie": "a=1"}, {"Cookie": "mine=1"}, None]
 
 
-def test_a_site_takes_its_cookies_along() -> None:
+def test_dump_and_load_transfer_the_cookies_of_a_site() -> None:
     """What one worker dumps, another loads; and what is older than what it has, it does not."""
     clock = ManualClock()
     jar = jar_after(
@@ -261,13 +261,13 @@ def test_a_site_takes_its_cookies_along() -> None:
         assert not CookieJar(clock).load("x.example.com", wrong)
 
 
-def test_what_a_site_takes_along_is_bounded() -> None:
+def test_dump_is_bounded() -> None:
     jar = jar_after("http://a.test/", *(f"c{number}=" + "x" * 4000 for number in range(50)))
     assert len(msgspec.json.encode(jar.dump("a.test"))) < MAX_DUMP_BYTES + 1000
     assert "c49" in str(jar.dump("a.test"))
 
 
-def test_the_same_cookie_with_every_answer_is_no_news() -> None:
+def test_repeated_cookie_is_not_a_change() -> None:
     clock = ManualClock()
     jar = jar_after("http://a.test/", "a=1; Max-Age=1000", clock=clock)
     before = jar.revision("a.test:8080")
@@ -278,14 +278,14 @@ def test_the_same_cookie_with_every_answer_is_no_news() -> None:
     assert jar.revision("a.test") > before
 
 
-def test_hosts_share_nothing_where_each_has_its_own_jar() -> None:
+def test_per_host_jars_share_no_cookies() -> None:
     jar = CookieJar(ManualClock(), per_host=True)
     jar.store(Response(url="http://x.example.com/", status=200, headers=(("set-cookie", "a=1; Domain=example.com"),)))
     assert jar.header("http://x.example.com/") == "a=1"
     assert jar.header("http://y.example.com/") == jar.header("http://example.com/") == ""
 
 
-def test_what_a_site_brings_along_does_not_hide_what_its_sister_brings() -> None:
+def test_loaded_cookies_of_sites_on_one_domain_are_merged() -> None:
     """Two hosts of one domain, logged in by two workers, meet in a third: it has both, in either order."""
     clock = ManualClock()
     one = jar_after("https://a.example.com/", "in=a; Path=/", clock=clock)
@@ -298,7 +298,7 @@ def test_what_a_site_brings_along_does_not_hide_what_its_sister_brings() -> None
         assert [third.header(f"https://{name}.example.com/") for name in "ab"] == ["in=a", "in=b"]
 
 
-def test_a_log_out_is_heard_of_by_other_workers_and_clocks_that_differ_do_not_matter() -> None:
+def test_expired_cookies_reach_other_workers_despite_clock_skew() -> None:
     here, ahead = ManualClock(), ManualClock(9_000_000.0)
     first = jar_after("https://x.test/", "in=yes; Path=/", clock=ahead)
     second = CookieJar(here)

@@ -36,7 +36,7 @@ def said(request: Request, name: str) -> str:
     return (request.headers or {}).get(name, "")
 
 
-def test_sessions_share_nothing_and_take_turns() -> None:
+def test_sessions_are_isolated_and_rotate() -> None:
     numbers = iter(range(100))
 
     def answer(request: Request) -> Response:
@@ -59,7 +59,7 @@ def test_sessions_share_nothing_and_take_turns() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 429])
-def test_a_session_that_is_refused_ends_as_a_whole(status: int) -> None:
+def test_blocked_session_is_retired(status: int) -> None:
     def answer(request: Request) -> Response:
         code = status if request.url.endswith("no") else 200
         return Response(url=request.url, status=code, headers=(("set-cookie", "a=1"),))
@@ -74,7 +74,7 @@ def test_a_session_that_is_refused_ends_as_a_whole(status: int) -> None:
     assert said(sent[0], "x") == said(sent[2], "x") != said(sent[3], "x")
 
 
-def test_a_session_does_not_outlive_its_proxy() -> None:
+def test_session_is_retired_with_its_proxy() -> None:
     dead: set[str] = set()
 
     def answer(request: Request) -> Response:
@@ -92,7 +92,7 @@ def test_a_session_does_not_outlive_its_proxy() -> None:
     assert len({request.via for request in sent}) == 2
 
 
-def test_where_every_proxy_is_gone_that_is_said() -> None:
+def test_error_when_no_proxy_is_left() -> None:
     def answer(request: Request) -> Response:
         raise ProxyFailed("gone", wait_seconds=7)
 
@@ -104,7 +104,7 @@ def test_where_every_proxy_is_gone_that_is_said() -> None:
     assert len(run(answer, test)) == PROXY_TRIES
 
 
-def test_a_session_is_used_so_often_and_no_more() -> None:
+def test_session_is_retired_after_its_maximum_uses() -> None:
     async def test(fetch: Fetch) -> None:
         for _ in range(7):
             await fetch(Request(url="http://a.test/"))

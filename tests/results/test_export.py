@@ -69,7 +69,7 @@ def export(*arguments: object, code: int = 0) -> str:
 
 
 @pytest.mark.parametrize("broken", ["response", "request", "metadata"])
-def test_a_warc_file_has_all_visits_but_the_broken_one(
+def test_warc_export_has_all_visits_but_the_broken_one(
     tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store(tmp_path / "job", "warc", [visit(number, size=900) for number in range(5)])
@@ -88,7 +88,7 @@ def test_a_warc_file_has_all_visits_but_the_broken_one(
 
 
 @pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments", "parquet", "warc"])
-def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> None:
+def test_job_is_exported_from_any_sink(tmp_path: Path, sink: str) -> None:
     store(tmp_path, sink, [record(number) for number in range(10)], [record(4, 2, title="=later")])
     expected = sorted([page(number) for number in range(10) if number != 4] + [page(4, title="=later")], key=str)
     rows = [msgspec.json.decode(line, type=PageRow) for line in export(tmp_path).splitlines()]
@@ -98,13 +98,13 @@ def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> 
 
 
 @pytest.mark.parametrize("sink", ["segments", "parquet", "warc"])
-def test_every_visit_or_only_the_last(tmp_path: Path, sink: str) -> None:
+def test_all_visits_or_only_the_last_are_exported(tmp_path: Path, sink: str) -> None:
     store(tmp_path, sink, [record(1), record(2)], [record(1, 7)], [record(1, 7)])
     assert len(export(tmp_path, "--format", "urls").split()) == 2
     assert len(export(tmp_path, "--format", "urls", "--all-visits").split()) == 3
 
 
-def test_items_are_those_of_the_pages_that_are_asked_for(tmp_path: Path) -> None:
+def test_items_of_selected_pages_are_exported(tmp_path: Path) -> None:
     store(tmp_path / "a", "parquet", [record(number) for number in range(10)])
     store(tmp_path / "b", "jsonl", [record(number) for number in range(10)])
     said = export(tmp_path / "a", "--format", "items", "--where", "status=404", "--where", "depth>0")
@@ -113,7 +113,7 @@ def test_items_are_those_of_the_pages_that_are_asked_for(tmp_path: Path) -> None
     assert "which pages" in export(tmp_path / "b", "--format", "items", "--where", "status=404", code=2)
 
 
-def test_a_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
+def test_output_file_appears_when_complete(tmp_path: Path) -> None:
     store(tmp_path / "job", "jsonl", [record(number) for number in range(10)])
     export(tmp_path / "job", "--out", tmp_path / "out")
     assert len((tmp_path / "out").read_text().splitlines()) == 10
@@ -140,7 +140,7 @@ def test_a_job_becomes_one_parquet_file(tmp_path: Path, sink: str) -> None:
         assert (offset is None) == (sink != "parquet warc" or title != "later"), "only that one had an answer"
 
 
-def test_pages_that_were_kept_whole_become_one_warc_file(tmp_path: Path) -> None:
+def test_pages_with_bodies_are_exported_to_one_warc_file(tmp_path: Path) -> None:
     """Each with its last visit, and with the body that a visit without one refers to."""
     same = [visit(number, size=900, token=7, fetched_at=1_800_000_000.0) for number in (1, 2)]
     store(tmp_path / "job", "warc", [visit(number, size=900) for number in range(5)], same, [record(9, error="dns")])
@@ -169,7 +169,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert "unknown column 'statu'" in export(tmp_path, "--where", "statu=200", code=2)
 
 
-def test_pages_that_are_elsewhere_are_read_there_or_the_place_is_named(tmp_path: Path) -> None:
+def test_pages_outside_the_folder_are_read_or_located(tmp_path: Path) -> None:
     job, file = tmp_path / "job", tmp_path / "else.db"
     job.mkdir()
     (job / "job.toml").write_text('sink = ["s3://bucket/a", "redis+stream://me:hidden@host/0?stream=x"]\n')
@@ -204,7 +204,7 @@ def test_pages_that_are_elsewhere_are_read_there_or_the_place_is_named(tmp_path:
         ("text='' and tls_fault='' and depth=2", [2]),
     ],
 )
-def test_a_condition_means_what_it_says(condition: str, numbers: list[int]) -> None:
+def test_conditions_select_pages(condition: str, numbers: list[int]) -> None:
     where = Where([condition])
     assert [number for number in range(10) if where(page(number))] == numbers
 
@@ -217,12 +217,12 @@ def test_a_condition_means_what_it_says(condition: str, numbers: list[int]) -> N
         "__class__=1", "status=__import__('os')", "title='open", "status==200",
     ],
 )  # fmt: skip
-def test_what_is_no_condition_is_refused_with_the_reason(condition: str) -> None:
+def test_invalid_conditions_are_refused_with_the_reason(condition: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Where([condition])
     assert str(caught.value).startswith("--where")
     assert caught.value.hint
 
 
-def test_every_field_of_a_page_can_be_asked_for() -> None:
+def test_conditions_may_use_every_page_field() -> None:
     assert set(COLUMNS) == {"site", *(field.name for field in msgspec.structs.fields(PageRow))}

@@ -47,7 +47,7 @@ def article(title: str) -> str:
     )
 
 
-def test_a_folder_of_pages_with_front_matter_and_their_parts(tmp_path: Path) -> None:
+def test_markdown_folder_has_front_matter_and_parts(tmp_path: Path) -> None:
     title = 'A "title": yes\\no # \U0001f600'
     store(
         tmp_path / "job",
@@ -76,7 +76,7 @@ def test_a_folder_of_pages_with_front_matter_and_their_parts(tmp_path: Path) -> 
     assert write("markdown", Export(folder=tmp_path / "job", out=out)) == 2
 
 
-def test_nothing_is_written_over_and_a_job_without_bodies_says_so(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_and_missing_bodies_are_reported(tmp_path: Path) -> None:
     store(tmp_path / "job", visit(1, "http://x.example/", article("t")))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
@@ -89,7 +89,7 @@ def test_nothing_is_written_over_and_a_job_without_bodies_says_so(tmp_path: Path
     assert "--sink warc" in caught.value.hint
 
 
-def test_file_names_stay_in_the_folder_and_are_nobody_elses() -> None:
+def test_file_names_are_unique_and_stay_in_the_folder() -> None:
     """H48."""
     names = [file_name(url) for url in HOSTILE]
     assert len({name.lower() for name in names}) == len(names)
@@ -101,7 +101,7 @@ def test_file_names_stay_in_the_folder_and_are_nobody_elses() -> None:
         assert len(name.encode()) < 220
 
 
-def test_parts_are_the_whole_text_and_none_goes_beyond_a_heading() -> None:
+def test_parts_cover_the_text_and_end_at_headings() -> None:
     code = "```python\n# no heading\nx = 1\n\ny = 2\n```"
     sentences = " ".join(f"Sentence {n} is here." for n in range(30))
     text = f"intro\n\n# One\n\nshort\n\n{code}\n\n## Two\n\n{sentences}\n\n- a\n- b\n\n# Three #\n\n{'word ' * 95}"
@@ -117,7 +117,7 @@ def test_parts_are_the_whole_text_and_none_goes_beyond_a_heading() -> None:
     assert list(chunks("", 40)) == []
 
 
-def test_where_words_have_no_spaces_letters_are_counted() -> None:
+def test_letters_are_counted_in_scripts_without_spaces() -> None:
     """Parts end behind sentences, or anywhere in a long one; nothing is added between letters."""
     sentence = "我们每天都在这里写一些文字。"
     text = f"# 一\n\n{sentence * 20}\n\n# 二\n\n{'字' * 100} Python 3.11 {'かな' * 30}"

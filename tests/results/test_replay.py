@@ -75,7 +75,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_a_replay_gives_what_the_crawl_gave_and_asks_nobody(tmp_path: Path) -> None:
+def test_replay_gives_the_crawls_output_without_requests(tmp_path: Path) -> None:
     """The same spider, the same lines; the web is gone by then."""
     (tmp_path / "spider.py").write_text(
         "from gossamer import Spider\n"
@@ -97,7 +97,7 @@ def test_a_replay_gives_what_the_crawl_gave_and_asks_nobody(tmp_path: Path) -> N
     assert found["items"] == len(lines(job / "items.jsonl")) > 16
 
 
-def test_order_and_lines_are_the_same_on_any_number_of_processes(tmp_path: Path) -> None:
+def test_output_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     """And what the spider does not like is counted with its page: raising, dying, items that do not fit."""
     (tmp_path / "spider.py").write_text(SPIDER)
     records = [page(number) for number in range(1, 60)]
@@ -129,7 +129,7 @@ def test_order_and_lines_are_the_same_on_any_number_of_processes(tmp_path: Path)
     assert rejected["item"] == {"name": "10", "price": "much"}
 
 
-def test_a_broken_record_is_counted_and_the_crawl_stays_as_it_is(tmp_path: Path) -> None:
+def test_broken_record_is_counted_and_the_crawl_is_unchanged(tmp_path: Path) -> None:
     job = tmp_path / "job"
     store(job, [page(number) for number in range(1, 5)])
     (path,) = (job / "archive").glob("*.warc.gz")

@@ -74,7 +74,7 @@ def ask(port: int, method: str, path: str, query: str) -> bytes:
         return data
 
 
-def test_lines_and_archives_are_put_into_a_container(
+def test_lines_and_archives_are_uploaded_to_a_container(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(port, "PUT", "/crawls", "restype=container")

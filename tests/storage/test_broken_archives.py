@@ -70,7 +70,7 @@ BROKEN = {
 
 @both
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
-def test_behind_a_broken_record_the_next_one_is_read(tmp_path: Path, form: str, broken: bytes) -> None:
+def test_reading_continues_after_a_broken_record(tmp_path: Path, form: str, broken: bytes) -> None:
     """And the one before it is not lost."""
     path = write(tmp_path, form, [record("first"), broken, record("third"), record("fourth")])
     pages, faults = read(path)
@@ -91,7 +91,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_behind_a_damaged_member_the_next_one_is_read(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_reading_continues_after_a_damaged_member(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     members = [gzip.compress(record(name)) for name in ("first", "bad", "third")]
     path = tmp_path / "other.warc.gz"
     path.write_bytes(members[0] + damage(members[1]) + members[2])
@@ -100,7 +100,7 @@ def test_behind_a_damaged_member_the_next_one_is_read(tmp_path: Path, damage: Ca
     assert faults
 
 
-def test_a_record_that_is_far_behind_a_broken_one_is_found(tmp_path: Path) -> None:
+def test_distant_record_after_a_broken_one_is_found(tmp_path: Path) -> None:
     """Further than what is read at once, and across where such pieces meet."""
     for size in (3_000_000, (1 << 20) - 200, (1 << 20) - 3):
         broken = record("bad", body=b"x" * size, length="")
@@ -109,14 +109,14 @@ def test_a_record_that_is_far_behind_a_broken_one_is_found(tmp_path: Path) -> No
 
 
 @both
-def test_empty_lines_and_empty_members_between_records_are_nothing(tmp_path: Path, form: str) -> None:
+def test_empty_lines_and_members_between_records_are_skipped(tmp_path: Path, form: str) -> None:
     records = [b"\r\n" + record("1"), b"", record("2", end=b""), b"\r\n\r\n", record("3", end=b"\r\n")]
     pages, faults = read(write(tmp_path, form, records))
     assert (list(pages), faults) == (["1", "2", "3"], [])
 
 
 @both
-def test_what_is_no_answer_is_told(tmp_path: Path, form: str) -> None:
+def test_records_that_are_not_responses_are_reported(tmp_path: Path, form: str) -> None:
     """A block without a head, a status that is none, and a part of something that goes on in another record."""
     records = [
         record("1", http=b"<html>"),
@@ -130,7 +130,7 @@ def test_what_is_no_answer_is_told(tmp_path: Path, form: str) -> None:
 
 
 @both
-def test_a_revisit_is_found_in_whatever_form_tools_write_it(tmp_path: Path, form: str) -> None:
+def test_revisits_of_all_tools_are_resolved(tmp_path: Path, form: str) -> None:
     """Digests in base 32 or hexadecimal or not at all, addresses in angle brackets."""
     for written in ([f"WARC-Payload-Digest: {HELLO_BASE32}"], [f"WARC-Payload-Digest: {HELLO_HEX}"], []):
         again = (f"WARC-Payload-Digest: {HELLO_HEX}", "WARC-Refers-To-Target-URI: <http://o.example/1>")
@@ -142,7 +142,7 @@ def test_a_revisit_is_found_in_whatever_form_tools_write_it(tmp_path: Path, form
 
 
 @both
-def test_addresses_are_found_however_they_are_written(tmp_path: Path, form: str) -> None:
+def test_urls_are_found_in_any_spelling(tmp_path: Path, form: str) -> None:
     records = [record("", url=url) for url in ("HTTP://O.Example", "<http://o.example/a>", "http://o.example/\u00fc")]
     with open_stored(write(tmp_path, form, records)) as stored:
         assert len(list(stored.pages())) == 3
@@ -171,7 +171,7 @@ def test_a_body_cut_off_behind_a_chunk_keeps_no_sizes_of_chunks(tmp_path: Path, 
     assert pages == {"1": b"abcde"}
 
 
-def test_a_file_that_goes_away_is_told_once(tmp_path: Path) -> None:
+def test_vanished_file_is_reported_once(tmp_path: Path) -> None:
     """Also where its index stays."""
     path = write(tmp_path, MEMBERS, [record("0", kind="warcinfo"), record("1")])
     line = b'example,o)/1 20240506070809 {"url":"http://o.example/1","offset":"%d","filename":"other.warc.gz"}\n'
@@ -184,7 +184,7 @@ def test_a_file_that_goes_away_is_told_once(tmp_path: Path) -> None:
         assert len(faults) == 1
 
 
-def test_a_line_of_an_index_that_is_none_is_named(tmp_path: Path) -> None:
+def test_invalid_index_line_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, MEMBERS, [record("1")])
     for bad in (b"nothing", b'a 1 {"url":"http://o.example/1","offset":"x","filename":"y"}', b"a 1 []"):
         (tmp_path / "other.cdxj").write_bytes(bad + b"\n")
@@ -193,7 +193,7 @@ def test_a_line_of_an_index_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 @both
-def test_a_record_that_was_truncated_is_a_page_that_was_cut(tmp_path: Path, form: str) -> None:
+def test_truncated_record_is_a_cut_page(tmp_path: Path, form: str) -> None:
     path = write(tmp_path, form, [record("part", "WARC-Truncated: length"), record("whole")])
     with open_stored(path) as stored:
         cut = {page.url.rpartition("/")[2]: page.response.cut for page in stored.pages()}

@@ -64,7 +64,7 @@ def in_a_process(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_all_that_the_marks_cover_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_data_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[tuple[int, int]] = set()
     real = files.sync
 
@@ -93,7 +93,7 @@ def test_writing_goes_on_at_the_marks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"x", b"\n", b'{"url":"http://x/9"}\n', b"\0" * 5000, b'{"url":"http://x/9'])
-def test_a_tail_that_no_commit_covers_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+def test_uncommitted_tail_is_truncated(tmp_path: Path, tail: bytes) -> None:
     marks = write(tmp_path, {}, record(1, items=({"a": 1},)))
     for name in marks:
         with (tmp_path / name).open("ab") as file:
@@ -103,7 +103,7 @@ def test_a_tail_that_no_commit_covers_is_cut_off(tmp_path: Path, tail: bytes) ->
     assert rows(tmp_path / "items.jsonl") == [{"a": 1}]
 
 
-def test_output_of_before_the_first_commit_is_cut_off_whole(tmp_path: Path) -> None:
+def test_output_before_the_first_commit_is_removed(tmp_path: Path) -> None:
     write(tmp_path, {}, record(1, items=({"a": 1},)))
     asyncio.run(JsonlSink(tmp_path, {}).aclose())
     assert [(tmp_path / name).stat().st_size for name in ("pages.jsonl", "items.jsonl")] == [0, 0]
@@ -111,7 +111,7 @@ def test_output_of_before_the_first_commit_is_cut_off_whole(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["pages.jsonl", "items.jsonl"])
 @pytest.mark.parametrize("gone", ["part", "all", "file"])
-def test_a_file_shorter_than_its_mark_is_an_error_with_words(tmp_path: Path, name: str, gone: str) -> None:
+def test_file_shorter_than_its_mark_is_an_error(tmp_path: Path, name: str, gone: str) -> None:
     marks = write(tmp_path, {}, record(1, items=({"a": 1},)))
     path = tmp_path / name
     if gone == "file":
@@ -126,7 +126,7 @@ def test_a_file_shorter_than_its_mark_is_an_error_with_words(tmp_path: Path, nam
     assert not isinstance(caught.value, SinkFull)
 
 
-def test_rewinding_takes_back_what_did_not_come_to_count(tmp_path: Path) -> None:
+def test_rewind_removes_uncommitted_output(tmp_path: Path) -> None:
     async def main() -> None:
         sink = JsonlSink(tmp_path, {})
         first = await sink.write([record(1, items=({"a": 1},))])
@@ -144,7 +144,7 @@ def test_rewinding_takes_back_what_did_not_come_to_count(tmp_path: Path) -> None
     assert rows(tmp_path / "items.jsonl") == [{"a": 5}]
 
 
-def test_what_write_returned_for_survives_a_kill(tmp_path: Path) -> None:
+def test_written_records_survive_a_kill(tmp_path: Path) -> None:
     done = in_a_process(
         """
 async def main():
@@ -164,7 +164,7 @@ asyncio.run(main())
     assert rows(tmp_path / "items.jsonl") == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
-def test_a_write_that_fails_half_way_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     """The items pass the limit, the pages before them do not: both are cut back, and a smaller call goes through."""
     done = in_a_process(
         """
@@ -203,7 +203,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_leaves_nothing_half_and_the_call_can_be_repeated(small_disk: Path) -> None:
+def test_write_on_a_full_disk_can_be_repeated(small_disk: Path) -> None:
     async def main() -> None:
         sink = JsonlSink(small_disk, {})
         ballast = small_disk / "ballast"

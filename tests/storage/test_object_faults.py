@@ -60,7 +60,7 @@ def pages(server: BucketServer, bucket: str) -> Counter[int]:
 
 
 @pytest.mark.parametrize("fault", ["503", *(pytest.param(one, marks=pytest.mark.long) for one in ("cut", "refuse"))])
-def test_a_crawl_goes_on_while_its_bucket_is_away_and_the_next_run_brings_what_is_left(
+def test_crawl_continues_without_its_bucket_and_the_next_run_uploads(
     tmp_path: Path,
     bucket_server: BucketServer,
     bucket: str,
@@ -95,7 +95,7 @@ def test_a_crawl_goes_on_while_its_bucket_is_away_and_the_next_run_brings_what_i
 
 
 @pytest.mark.parametrize("fault", ["refuse", pytest.param("503", marks=pytest.mark.long)])
-def test_a_fleets_worker_acknowledges_nothing_that_the_bucket_does_not_have(
+def test_fleet_worker_commits_only_uploaded_data(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore, fault: BucketFault
 ) -> None:
     """F61. Small objects at once, and one in their place when it is whole."""
@@ -120,7 +120,7 @@ def test_a_fleets_worker_acknowledges_nothing_that_the_bucket_does_not_have(
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_an_upload_that_breaks_in_the_middle_is_done_again_whole(
+def test_broken_upload_is_repeated_completely(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore
 ) -> None:
     """F61. Of an object in several parts too; what is there is whole, byte for byte."""
@@ -148,7 +148,7 @@ def test_an_upload_that_breaks_in_the_middle_is_done_again_whole(
     assert {name.partition(".")[2] for name in stored if name[0] != "."} == {"warc.gz", "cdxj"}
 
 
-def test_the_spool_has_a_bound_at_which_the_crawl_waits(
+def test_crawl_waits_when_the_spool_is_full(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore
 ) -> None:
     async def run() -> int:
@@ -177,7 +177,7 @@ def test_the_spool_has_a_bound_at_which_the_crawl_waits(
 
 
 @pytest.mark.long
-def test_a_slow_bucket_slows_nothing_but_itself(
+def test_slow_bucket_does_not_slow_the_crawl(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore
 ) -> None:
     """Files go there while others are written."""
@@ -194,7 +194,7 @@ def test_a_slow_bucket_slows_nothing_but_itself(
     assert pages(bucket_server, bucket) == Counter(range(8))
 
 
-def test_what_cannot_be_written_to_is_said_with_the_first_page_and_without_secrets(
+def test_unwritable_bucket_is_reported_with_the_first_page(
     tmp_path: Path, bucket: str, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):

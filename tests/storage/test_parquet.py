@@ -158,7 +158,7 @@ def test_files_are_laid_out_by_day_and_site(tmp_path: Path) -> None:
     assert {record.page.url for record in files.read(tmp_path / "parquet")} == {one.page.url for one in records}
 
 
-def test_sealing_that_was_killed_is_done_again_from_the_beginning(tmp_path: Path) -> None:
+def test_killed_sealing_is_restarted(tmp_path: Path) -> None:
     """F62. Some files were there, in places that are not those of now, and the log was not yet gone."""
     log = left_log(tmp_path)
     size = log.stat().st_size
@@ -176,7 +176,7 @@ def test_sealing_that_was_killed_is_done_again_from_the_beginning(tmp_path: Path
     assert not list(tmp_path.rglob("*.draft"))
 
 
-def test_two_that_seal_the_same_log_leave_it_whole(tmp_path: Path) -> None:
+def test_concurrent_sealing_of_a_log_is_safe(tmp_path: Path) -> None:
     """As on a shared folder without locks: the second has read the log when the first has just sealed it."""
     log = left_log(tmp_path)
     rows = list(files.rows_of(log))
@@ -192,7 +192,7 @@ def test_two_that_seal_the_same_log_leave_it_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.draft"))
 
 
-def test_a_log_that_lost_its_end_stops_the_job_and_one_that_nobody_vouches_for_goes_away(tmp_path: Path) -> None:
+def test_truncated_log_stops_the_job_and_uncommitted_log_is_removed(tmp_path: Path) -> None:
     log = left_log(tmp_path)
     with pytest.raises(SinkError, match="part of the file is lost"):
         store(tmp_path, marks={f"parquet/{log.name}": 10**6})
@@ -201,7 +201,7 @@ def test_a_log_that_lost_its_end_stops_the_job_and_one_that_nobody_vouches_for_g
     assert not files.logs(tmp_path / "parquet")
 
 
-def test_a_number_is_not_used_twice_and_what_was_moved_away_is_missed(
+def test_file_numbers_are_not_reused_and_missing_files_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     marks = store(tmp_path, [visit(0)])
@@ -232,9 +232,7 @@ def test_rows_become_a_file_when_the_log_is_old_and_while_others_are_written(tmp
     assert len(files.sealed(tmp_path / "parquet")) == 2
 
 
-def test_a_log_that_cannot_be_sealed_is_kept_and_the_crawl_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unsealable_log_is_kept_and_the_crawl_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "parquet").mkdir()
     (tmp_path / "parquet" / "pages").write_text("a file where a folder should be")
     marks = store(tmp_path, [visit(0)], [visit(1)])
@@ -244,7 +242,7 @@ def test_a_log_that_cannot_be_sealed_is_kept_and_the_crawl_goes_on(
     assert numbers(tmp_path) == [0, 1, 2]
 
 
-def test_on_a_full_disk_a_log_that_is_sealed_makes_room(tmp_path: Path) -> None:
+def test_sealing_frees_space_on_a_full_disk(tmp_path: Path) -> None:
     """F60. A log that could not be sealed when it was full is, when its space is needed."""
     with small_disk(tmp_path / "disk", 2_000_000) as disk:
         blocked, ballast = disk / "parquet" / "pages", disk / "ballast"
@@ -264,7 +262,7 @@ def test_on_a_full_disk_a_log_that_is_sealed_makes_room(tmp_path: Path) -> None:
         assert numbers(disk) == list(range(801))
 
 
-def test_at_the_end_of_a_fleet_the_logs_of_its_dead_are_sealed(tmp_path: Path) -> None:
+def test_logs_of_dead_workers_are_sealed_at_the_end(tmp_path: Path) -> None:
     """And not those of the living, here or elsewhere."""
     settings, here = Settings(sink=("parquet",)), os.uname().nodename
 
@@ -288,7 +286,7 @@ def test_at_the_end_of_a_fleet_the_logs_of_its_dead_are_sealed(tmp_path: Path) -
     assert numbers(tmp_path) == [0, 1, 2]
 
 
-def test_what_is_not_understood_of_its_name_is_refused() -> None:
+def test_invalid_parquet_sink_names_are_refused() -> None:
     check_sinks(["parquet", "parquet:/x?by=site", "parquet?by=day"])
     for name in ("parquet:relative", "parquet?by=week", "parquet?by=day,day", "parquet?rows=3", "parquet?by="):
         with pytest.raises(ConfigError, match="parquet") as caught:

@@ -31,7 +31,7 @@ def write(folder: Path, worker: str, *records: Record) -> None:
     asyncio.run(run())
 
 
-def test_of_several_records_of_a_page_the_highest_token_counts(tmp_path: Path) -> None:
+def test_record_with_the_highest_token_is_current(tmp_path: Path) -> None:
     write(tmp_path, "one", record(1, 10), record(2, 11), record(3, 12))
     write(tmp_path, "two", record(2, 9, "late"), record(1, 20, "again"))
     found = {each.key: each for each in current_records(tmp_path)}
@@ -49,7 +49,7 @@ def test_a_visit_that_found_no_change_leaves_the_page_and_its_items(tmp_path: Pa
     assert len(list(current_records(tmp_path, all_visits=True))) == 7
 
 
-def test_what_is_written_while_segments_are_read_is_left_for_the_next_time(tmp_path: Path) -> None:
+def test_records_written_during_a_read_are_skipped(tmp_path: Path) -> None:
     async def run() -> None:
         first, second = SegmentSink(tmp_path, "one"), SegmentSink(tmp_path, "two")
         await first.write([record(1, 10), record(2, 11)])
@@ -81,9 +81,7 @@ def test_a_write_that_has_returned_was_synced(tmp_path: Path, monkeypatch: pytes
     assert (path.stat().st_ino, path.stat().st_size) in synced
 
 
-def test_what_was_written_in_part_is_cut_off_before_something_shorter_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_write_is_truncated_before_a_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = files.write_at
 
     def half(descriptor: int, data: bytes, offset: int) -> None:
@@ -117,7 +115,7 @@ def test_every_start_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert sorted(each.key for each in current_records(tmp_path)) == [5, 6, 7]
 
 
-def test_the_line_in_which_a_worker_died_is_passed_over(tmp_path: Path) -> None:
+def test_incomplete_line_of_a_dead_worker_is_skipped(tmp_path: Path) -> None:
     write(tmp_path, "one", record(1, 10), record(2, 11))
     (path,) = (tmp_path / "segments").iterdir()
     whole = path.read_bytes()
@@ -127,9 +125,7 @@ def test_the_line_in_which_a_worker_died_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EROFS, errno.ENOTCONN, errno.ENOSPC])
-def test_f49_a_folder_that_fails_for_a_while_costs_no_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_f49_temporary_folder_fault_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """The handle that was bad is not used again, but for a disk that was full: it is as good as before."""
 
     def torn(descriptor: int, data: bytes, offset: int) -> None:
@@ -152,7 +148,7 @@ def test_f49_a_folder_that_fails_for_a_while_costs_no_record(
     assert len(list((tmp_path / "segments").iterdir())) == (1 if code == errno.ENOSPC else 2)
 
 
-def test_f49_segments_are_not_begun_where_their_folder_is_not_mounted(tmp_path: Path) -> None:
+def test_f49_no_segment_is_created_in_an_unmounted_folder(tmp_path: Path) -> None:
     async def run() -> None:
         sink = SegmentSink(tmp_path / "mount", "one")
         sink._close()
@@ -169,7 +165,7 @@ def test_f49_segments_are_not_begun_where_their_folder_is_not_mounted(tmp_path: 
     assert [each.key for each in current_records(tmp_path / "mount")] == [1]
 
 
-def test_segments_are_not_begun_in_an_empty_mount_point_that_looks_like_the_folder(tmp_path: Path) -> None:
+def test_no_segment_is_created_in_an_empty_mount_point(tmp_path: Path) -> None:
     """The marker tells it from the job's folder, also where it has a folder of segments."""
     settings = Settings(results_id=mark(tmp_path / "mount", "shop"))
 

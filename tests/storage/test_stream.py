@@ -75,7 +75,7 @@ def test_a_consumer_group_gets_every_page_of_a_crawl_once(tmp_path: Path, redis_
     assert all(got.values())
 
 
-def test_a_call_whose_answer_was_lost_adds_nothing_twice(redis_server: RedisServer) -> None:
+def test_repeated_call_adds_no_duplicates(redis_server: RedisServer) -> None:
     async def run() -> None:
         with FaultyRedisProxy(redis_server.port, fault="mute", every=7) as proxy:
             sink = opened(redis_server.url_at(proxy.port), "stream=muted")

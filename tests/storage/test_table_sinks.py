@@ -107,7 +107,7 @@ def test_workers_that_write_the_same_pages_at_once_leave_the_highest_token_of_ea
 
 
 @pytest.mark.parametrize("kind", [PostgresServer, pytest.param(MariaServer, marks=pytest.mark.long)])
-def test_a_killed_server_has_what_was_acknowledged_and_is_waited_for(kind: type[SqlServer], table: str) -> None:
+def test_killed_server_keeps_acknowledged_rows_and_is_waited_for(kind: type[SqlServer], table: str) -> None:
     # Without fsync PostgreSQL starts sooner; a kill takes nothing from the system's own memory.
     options: dict[str, Any] = {"fsync": "off"} if kind is PostgresServer else {}
     with kind(**options) as server:
@@ -175,7 +175,7 @@ def small_tables(server: SqlServer) -> Iterator[tuple[str, Path]]:
             server.ask(f"DROP TABLESPACE {name}")
 
 
-def test_a_full_server_takes_nothing_and_goes_on_when_there_is_room(postgres_server: SqlServer) -> None:
+def test_full_server_is_waited_for(postgres_server: SqlServer) -> None:
     """F60. A batch is stored whole or refused whole; what was acknowledged stays."""
     fill_and_free(postgres_server)
 
@@ -223,9 +223,7 @@ def fill_and_free(server: SqlServer) -> None:
         assert written > 100
 
 
-def test_a_table_of_somebody_else_is_left_alone_and_an_older_one_gets_the_new_columns(
-    server: SqlServer, table: str
-) -> None:
+def test_foreign_table_is_refused_and_older_table_gets_new_columns(server: SqlServer, table: str) -> None:
     key = "`key`" if server.scheme == "mysql" else "key"
     server.ask(f"CREATE TABLE {table} (id INT, url TEXT)")
     server.ask(f"CREATE TABLE {table}old ({key} BIGINT PRIMARY KEY, token BIGINT, url TEXT)")
@@ -243,7 +241,7 @@ def test_a_table_of_somebody_else_is_left_alone_and_an_older_one_gets_the_new_co
     assert rows(server, f"{table}old", "title, bytes") == [("Page 0", 200)]
 
 
-def test_addresses_of_any_length_are_kept_and_what_cannot_be_is_said(server: SqlServer, table: str) -> None:
+def test_urls_of_any_length_are_stored(server: SqlServer, table: str) -> None:
     url = "http://e.example/" + "\U0001f600" * 50_000
 
     async def run() -> None:
@@ -258,7 +256,7 @@ def test_addresses_of_any_length_are_kept_and_what_cannot_be_is_said(server: Sql
     assert rows(server, table, "url, title") == [(url, "'; DROP TABLE x; -- %s {} \\")]
 
 
-def test_passwords_come_from_the_environment_and_are_never_said(
+def test_passwords_come_from_the_environment_and_are_never_shown(
     server: SqlServer, table: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SINK_PASSWORD", "s3cr3t/@")

@@ -33,7 +33,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_page_is_kept_with_its_links_where_any_tool_finds_it(tmp_path: Path) -> None:
+def test_page_and_links_are_plain_files(tmp_path: Path) -> None:
     url, links = "http://a.example:8080/x?y=ä", ("http://a.example:8080/1", "https://b.example/")
     store(tmp_path, record(url, body=b"<p>\xff", found=links))
     name = f"a.example:8080/{key(url)}"
@@ -80,7 +80,7 @@ def test_an_error_stands_beside_the_old_page_until_the_next_good_one(tmp_path: P
     assert files(tmp_path) == names[1:]
 
 
-def test_f49_a_folder_that_is_away_is_waited_for_and_not_made_anew(tmp_path: Path) -> None:
+def test_f49_unmounted_folder_is_waited_for_and_not_created(tmp_path: Path) -> None:
     async def run() -> None:
         sink = TreeSink(tmp_path / "mount")
         await sink.write([record("http://a.example/1")])

@@ -91,7 +91,7 @@ def index(folder: Path) -> list[dict[str, str]]:
     return [json.loads(line.split(" ", 2)[2]) for line in lines]
 
 
-def test_all_that_the_marks_cover_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_data_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[tuple[int, int]] = set()
     real = files.sync
 
@@ -131,7 +131,7 @@ def test_a_visit_is_response_request_and_metadata(tmp_path: Path) -> None:
     assert b"secret" not in content
 
 
-def test_headers_speak_of_the_body_as_it_is_stored(tmp_path: Path) -> None:
+def test_warc_headers_describe_the_stored_body(tmp_path: Path) -> None:
     coded = (("content-encoding", "gzip"), ("content-length", "20"), ("transfer-encoding", "chunked"))
     plain = (("content-length", "5"), ("content-encoding", "utf-8"))
     store(
@@ -153,7 +153,7 @@ def test_headers_speak_of_the_body_as_it_is_stored(tmp_path: Path) -> None:
     assert (third.line, third.named["WARC-Protocol"]) == ("HTTP/1.1 200 OK", "h2")
 
 
-def test_what_is_there_already_is_a_revisit(tmp_path: Path) -> None:
+def test_known_body_becomes_a_revisit(tmp_path: Path) -> None:
     """H44."""
     body = b"x" * 500
     digest = hashlib.sha1(body).hexdigest()
@@ -174,7 +174,7 @@ def test_what_is_there_already_is_a_revisit(tmp_path: Path) -> None:
     assert [one["mime"] for one in index(tmp_path)].count("warc/revisit") == 1
 
 
-def test_a_revisit_never_refers_to_what_was_taken_back(tmp_path: Path) -> None:
+def test_revisit_never_refers_to_a_removed_record(tmp_path: Path) -> None:
     async def run() -> None:
         sink = open_sink(tmp_path)
         marks = await sink.write([record(1, body=b"one")])
@@ -188,7 +188,7 @@ def test_a_revisit_never_refers_to_what_was_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [100_000, 300_000], ids=["on the loop", "in a thread"])
-def test_a_write_that_was_cut_off_left_nothing_to_refer_to(tmp_path: Path, size: int) -> None:
+def test_truncated_write_is_not_referred_to(tmp_path: Path, size: int) -> None:
     records = [record(number, body=f"{number}".encode() * size, url=f"{URL}&n={number}") for number in range(4)]
 
     async def run() -> None:
@@ -206,7 +206,7 @@ def test_a_write_that_was_cut_off_left_nothing_to_refer_to(tmp_path: Path, size:
     assert kinds == [("response", size)] * 4
 
 
-def test_a_fetch_without_an_answer_and_a_304_of_nothing_known_are_told(tmp_path: Path) -> None:
+def test_failed_fetch_and_unknown_304_are_recorded(tmp_path: Path) -> None:
     failed = Record(key=1, token=1, page=PageRow(url=URL, error="dns: no such name", fetched_at=1.0))
     store(tmp_path, [failed, record(2, status=304, body=b"")])
     metadata, response, *_ = read(tmp_path)
@@ -215,7 +215,7 @@ def test_a_fetch_without_an_answer_and_a_304_of_nothing_known_are_told(tmp_path:
     assert not index(tmp_path)
 
 
-def test_nothing_of_a_url_or_header_begins_a_record(tmp_path: Path) -> None:
+def test_urls_and_headers_cannot_inject_records(tmp_path: Path) -> None:
     """H52."""
     evil = "x\r\n\r\n\r\n\r\nWARC/1.1\r\nWARC-Type: response\r\n"
     headers = (("x-evil", evil), (f"evil\r\n{evil}", "x"), ("content-type", evil))
@@ -228,7 +228,7 @@ def test_nothing_of_a_url_or_header_begins_a_record(tmp_path: Path) -> None:
     assert json.loads(metadata.block.partition(b"gossamer: ")[2])["page"]["url"] == hostile.page.url
 
 
-def test_files_are_rotated_and_each_place_is_told(tmp_path: Path) -> None:
+def test_files_are_rotated_and_locations_are_reported(tmp_path: Path) -> None:
     async def run() -> dict[tuple[int, int], RecordLocation]:
         sink, placed = open_sink(tmp_path, max_bytes=3_000), {}
         for number in range(10):
@@ -346,12 +346,12 @@ def test_sessions_of_asp_net_are_no_part_of_a_path(path: str, key: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("part", ["cfid=", "%25", "25", "cfid=1&", "&cftoken=", "jsessionid=", "/../", f"({TOKEN})/"])
-def test_a_key_takes_linear_work(part: str) -> None:
+def test_sort_key_takes_linear_time(part: str) -> None:
     for url in (f"http://a.example/%{part * 100_000}.aspx", f"http://a.example/?%{part * 100_000}"):
         assert surt(url).startswith("example,a)/")
 
 
-def test_the_files_of_others_are_read_up_to_where_they_break(shared: Path) -> None:
+def test_files_of_other_tools_are_read_up_to_the_damage(shared: Path) -> None:
     suites = shared / "suites"
     whole = list(scan(suites / "warc-warcio" / "example.warc.gz"))
     assert [one.named(b"WARC-Type") for one in whole][:4] == ["warcinfo", "warcinfo", "response", "request"]
@@ -405,7 +405,7 @@ def test_a_file_that_was_moved_away_does_not_get_its_name_again(tmp_path: Path) 
     assert [path.name for path in tmp_path.glob("*.warc.gz")] == ["job-00001.warc.gz"]
 
 
-def test_a_body_that_was_cut_is_neither_stored_by_reference_nor_referred_to() -> None:
+def test_truncated_body_is_neither_a_revisit_nor_an_original() -> None:
     def one(key: int, cut: str = "") -> Record:
         record = visit(key)
         page = msgspec.structs.replace(record.page, cut=cut or msgspec.UNSET, digest="")

@@ -42,8 +42,8 @@ NAMED: dict[str, tuple[str, ...]] = {
         "frontier/test_redis.py::test_a_lost_answer_costs_nothing",
         "frontier/test_sql_faults.py::test_connections_that_break_in_the_middle_of_calls_lose_nothing",
     ),
-    "H01": (_GUARD + "test_no_spelling_of_this_machine_is_connected_to",),
-    "H02": (_GUARD + "test_no_spelling_of_this_machine_is_connected_to",),
+    "H01": (_GUARD + "test_no_spelling_of_localhost_is_connected_to",),
+    "H02": (_GUARD + "test_no_spelling_of_localhost_is_connected_to",),
     "H03": (
         _GUARD + "test_metadata_addresses_are_refused_even_when_private_ones_are_allowed",
         _GUARD + "test_metadata_names_are_refused_even_when_private_addresses_are_allowed",
@@ -51,11 +51,11 @@ NAMED: dict[str, tuple[str, ...]] = {
     ),
     "H04": (
         _GUARD + "test_addresses_that_are_not_global_are_refused",
-        _GUARD + "test_nothing_that_python_calls_private_passes",
+        _GUARD + "test_no_address_private_to_python_passes",
     ),
     "H05": (_GUARD + "test_addresses_that_are_not_global_are_refused",),
     "H06": (_GUARD + "test_a_public_name_with_a_private_address_is_refused",),
-    "H07": (_GUARD + "test_a_rebound_name_is_pinned_to_what_was_checked_and_refused_when_it_changes",),
+    "H07": (_GUARD + "test_dns_rebinding_is_refused",),
     "H09": (_GUARD + "test_only_http_urls_are_fetched",),
     "H16": (
         "download/test_decoding.py::test_bombs_of_the_suite_stop_at_the_limit",

@@ -44,7 +44,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("my_package", None)
 
 
-def test_what_is_no_sink_is_refused_with_the_names_of_those_that_are() -> None:
+def test_unknown_sinks_are_refused_with_the_known_names() -> None:
     for name in ("nosuch", "nosuch:/x", "warcs"):
         with pytest.raises(ConfigError, match=name) as caught:
             check_sinks(["jsonl", name])
@@ -58,7 +58,7 @@ def test_what_is_no_sink_is_refused_with_the_names_of_those_that_are() -> None:
     check_sinks(["jsonl", "warc", "warc:/x", "folder:/x", "jsonl:/x"])
 
 
-def test_any_number_of_sinks_is_opened_in_the_order_of_their_names(tmp_path: Path, package: Path) -> None:
+def test_sinks_are_opened_in_order(tmp_path: Path, package: Path) -> None:
     settings = Settings(sink=("warc", "titles:titles.db", "jsonl", f"warc:{tmp_path}/elsewhere"))
     check_sinks(settings.sink)
     sinks = open_sinks(settings, tmp_path, {})
@@ -96,7 +96,7 @@ def test_a_crawl_writes_to_the_sink_of_a_package(tmp_path: Path, package: Path) 
     assert urls(tmp_path / "job" / "titles.db") == ["http://127.0.0.1:9/"], done.stderr
 
 
-def test_the_sink_of_the_document_keeps_the_promises_of_sinks(tmp_path: Path, package: Path) -> None:
+def test_documented_example_sink_passes_the_suite(tmp_path: Path, package: Path) -> None:
     (tmp_path / "test_titles.py").write_text(SUITE)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_titles.py"],
@@ -149,7 +149,7 @@ async def leased(frontier: EmbeddedFrontier) -> Result:
     return Result(outcome, record(1))
 
 
-def test_while_one_of_several_sinks_is_full_none_keeps_anything(tmp_path: Path) -> None:
+def test_full_sink_makes_the_others_rewind(tmp_path: Path) -> None:
     """F60. Each has the page once when there is room again."""
     settings = Settings(delay=0.0)
 
@@ -173,7 +173,7 @@ def test_while_one_of_several_sinks_is_full_none_keeps_anything(tmp_path: Path) 
     assert len(list(tmp_path.glob("archive/*.warc.gz"))) == 1
 
 
-def test_one_sink_that_fails_stops_the_job_and_none_keeps_what_did_not_count(tmp_path: Path) -> None:
+def test_failed_sink_stops_the_job_and_rewinds_the_others(tmp_path: Path) -> None:
     """The next run, with the sink mended, has the page once in each; and a sink that ends badly ends alone."""
     settings = Settings(delay=0.0)
 
@@ -244,7 +244,7 @@ def test_a_worker_of_a_fleet_writes_only_to_the_sinks_that_have_not_yet(tmp_path
     assert len(segment.read_text().splitlines()) == len(list(current_records(tmp_path))) == 1
 
 
-def test_files_of_an_earlier_version_are_gone_on_with(tmp_path: Path) -> None:
+def test_files_of_an_earlier_version_are_continued(tmp_path: Path) -> None:
     """A column that is new goes into a table, and not into a CSV file that was begun without it."""
     with closing(sqlite3.connect(tmp_path / "pages.db")) as db:
         db.execute("create table pages (key integer primary key, token integer, url text)")

@@ -29,13 +29,13 @@ def page(html: str = "", *links: str, url: str = "http://a.test/list?page=2&q=x"
         ("", "<a>" + ";a=b" * 10_000 + ' "', None),
     ],
 )
-def test_the_next_page_is_where_the_page_says(html: str, link: str, found: str | None) -> None:
+def test_next_page_is_found(html: str, link: str, found: str | None) -> None:
     request = page(html, *((link,) if link else ())).next_page(".more")
     assert (request.url if request else None) == found
     assert request is None or request.label == "list"
 
 
-def test_parameters_of_the_address_change_and_the_others_stay() -> None:
+def test_with_query_changes_only_given_parameters() -> None:
     here = page(url="http://a.test/list?page=2&q=a%20b&page=9&e=")
     assert here.with_query(page=3, size=10) == "http://a.test/list?page=3&q=a+b&e=&size=10"
     assert here.with_query(page=None, q=None, e=None) == "http://a.test/list"

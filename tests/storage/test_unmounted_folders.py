@@ -44,7 +44,7 @@ def kept(sink: str, folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("sink", FOLDERS)
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EROFS, errno.ENOTCONN, errno.ENOSPC])
-def test_f49_a_folder_that_fails_for_a_while_costs_no_page(
+def test_f49_temporary_folder_fault_loses_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str, code: int
 ) -> None:
     async def run() -> None:
@@ -67,7 +67,7 @@ def test_f49_a_folder_that_fails_for_a_while_costs_no_page(
 
 
 @pytest.mark.parametrize("sink", FOLDERS)
-def test_f49_nothing_is_begun_where_the_folder_is_not_mounted(tmp_path: Path, sink: str) -> None:
+def test_f49_nothing_is_created_in_an_unmounted_folder(tmp_path: Path, sink: str) -> None:
     mount, away = tmp_path / "mount", tmp_path / "away"
 
     async def run() -> None:

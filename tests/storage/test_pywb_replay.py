@@ -100,7 +100,7 @@ def page(number: int, url: str, body: bytes, *, status: int = 200, headers: Head
 
 
 @pytest.mark.timeout(400)
-def test_pywb_plays_every_capture_back(tmp_path: Path, pywb: Path) -> None:
+def test_pywb_replays_every_capture(tmp_path: Path, pywb: Path) -> None:
     body = "<html><head></head><body>Grüße, <a href='/x'>x</a></body></html>".encode()
     digest = hashlib.sha1(body).hexdigest()
     records = [

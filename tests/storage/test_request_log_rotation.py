@@ -26,7 +26,7 @@ def numbers(folder: Path, worker: str) -> list[int]:
     return [int(step.url[-6:]) for name, step in logged_requests(folder, "http://a.test/") if name == worker]
 
 
-def test_a_trail_stays_below_its_limit_and_keeps_the_newest_lines(tmp_path: Path) -> None:
+def test_request_log_stays_below_its_limit_and_keeps_the_newest_lines(tmp_path: Path) -> None:
     """Also over several runs of a worker, which goes on in its last file."""
     for run in range(4):
         leave(tmp_path, "w 1@x", run * 500, 500)
@@ -37,7 +37,7 @@ def test_a_trail_stays_below_its_limit_and_keeps_the_newest_lines(tmp_path: Path
     assert dropped_until(tmp_path) > 0
 
 
-def test_a_short_trail_is_one_file_and_loses_nothing(tmp_path: Path) -> None:
+def test_short_request_log_is_one_file_and_loses_nothing(tmp_path: Path) -> None:
     leave(tmp_path, "one", 0, 10)
     leave(tmp_path, "one", 10, 10)
     assert [path.name for _, path in parts(tmp_path)] == ["one.jsonl"]
@@ -45,7 +45,7 @@ def test_a_short_trail_is_one_file_and_loses_nothing(tmp_path: Path) -> None:
     assert dropped_until(tmp_path) == 0.0
 
 
-def test_files_of_workers_that_are_long_gone_make_way_first(tmp_path: Path) -> None:
+def test_files_of_old_workers_are_dropped_first(tmp_path: Path) -> None:
     leave(tmp_path, "gone", 0, 20)
     for _, path in parts(tmp_path):
         os.utime(path, (1000.0, 1000.0))

@@ -28,16 +28,14 @@ def outgoing(monkeypatch: pytest.MonkeyPatch, **values: object) -> RequestHeader
         ("http://in.test:8000/", True),
     ],
 )
-def test_a_password_goes_to_its_site_and_not_in_the_clear(
-    url: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_is_sent_to_its_site_over_tls_only(url: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """H13: a redirect to another host, port or scheme takes no credentials along."""
     sites = {"in.test": {"auth": "me:${TOKEN}"}, "in.test:8000": {"auth": "me:${TOKEN}"}}
     sent = outgoing(monkeypatch, sites=sites).for_request(Request(url=url))
     assert (sent is not None and sent.get("authorization") == "Basic bWU6dDBrZW4=") == is_sent
 
 
-def test_secrets_are_written_as_the_body_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_escaped_for_the_content_type(monkeypatch: pytest.MonkeyPatch) -> None:
     made = outgoing(monkeypatch, secrets=["WORD", "TOKEN"])
 
     def body(kind: str) -> bytes:
@@ -61,13 +59,13 @@ def test_a_secret_that_is_not_listed_is_not_sent(monkeypatch: pytest.MonkeyPatch
         made.for_request(Request(url="http://a.test/", headers={"x": secret("WORD")}))
 
 
-def test_what_the_environment_lacks_is_an_error_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_environment_variable_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for values in ({"secrets": ["NOT_SET"]}, {"sites": {"a.test": {"auth": "me:${NOT_SET}"}}}):
         with pytest.raises(ConfigError, match="NOT_SET"):
             outgoing(monkeypatch, **values)
 
 
-def test_what_was_sent_is_told_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_request_headers_omit_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "headers": {"X-Key": "${TOKEN}"},
         "secrets": ["TOKEN"],
@@ -82,7 +80,7 @@ def test_what_was_sent_is_told_without_its_secrets(monkeypatch: pytest.MonkeyPat
     assert "t0ken" not in str(made.storable(None))
 
 
-def test_passwords_and_header_sets_are_withheld_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_request_headers_omit_passwords_and_header_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """H66: what a site's `auth` and a session's headers bring from the environment is in no archive."""
     sites = {"a.test": {"auth": "me:${TOKEN}"}}
     made = outgoing(monkeypatch, sites=sites, header_sets=[{"X-Set": "${TOKEN}"}])

@@ -48,7 +48,7 @@ def store(job: Path, *batches: Sequence[Record], max_bytes: int = 10**9, name: s
     asyncio.run(run())
 
 
-def test_a_page_comes_back_as_the_spider_saw_it(tmp_path: Path) -> None:
+def test_stored_page_equals_the_page_the_spider_saw(tmp_path: Path) -> None:
     sent = (("content-encoding", "gzip"), ("content-length", "9"), ("x-é", "ü"), ("content-type", "text/html"))
     one = visit(1, body=b"<p>decoded", headers=sent, wire_bytes=9, depth=3, referrer="http://r.example/")
     two = visit(2, url="http://a.example/p", key=8, method="POST", posted=b"q=1", label="product", meta={"page": 2})
@@ -86,7 +86,7 @@ def test_versions_are_found_by_url_and_time(tmp_path: Path) -> None:
         assert stored.find("http://site.example/nowhere") is None
 
 
-def test_a_revisit_has_the_body_of_the_record_before(tmp_path: Path) -> None:
+def test_revisit_has_the_body_of_its_original(tmp_path: Path) -> None:
     same = b"<p>same" * 1000
     store(tmp_path, [visit(1, body=same), visit(2, body=same, url="http://copy.example/", key=8)])
     with open_stored(tmp_path) as stored:
@@ -99,7 +99,7 @@ def test_a_revisit_has_the_body_of_the_record_before(tmp_path: Path) -> None:
         assert max(map(len, pieces)) == 999
 
 
-def test_of_a_page_visited_often_the_last_version_counts(tmp_path: Path) -> None:
+def test_last_version_of_a_page_is_current(tmp_path: Path) -> None:
     """Of the same URL asked for in two ways, both: they are two pages."""
     asked = [visit(n, method="POST", posted=b"%d" % n, body=b"p%d" % n, key=20 + n) for n in (3, 4)]
     store(tmp_path, [visit(1, body=b"1"), *asked], [visit(5, body=b"5")], [visit(6, status=503)], max_bytes=900)
@@ -112,7 +112,7 @@ def test_of_a_page_visited_often_the_last_version_counts(tmp_path: Path) -> None
         assert b"2" not in [page.body for page in stored.pages()]
 
 
-def test_what_is_broken_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_broken_records_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     store(tmp_path, [visit(n, url=f"http://s.example/{n}", body=b"%d" % n * 500, key=n) for n in range(1, 5)])
     (path,) = (tmp_path / "archive").glob("*.warc.gz")
     data = bytearray(path.read_bytes())
@@ -155,7 +155,7 @@ def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SUITES.is_dir(), reason="the suites of others are not here")
-def test_good_files_of_others_are_read_and_bad_ones_named() -> None:
+def test_valid_files_of_other_tools_are_read_and_invalid_ones_named() -> None:
     counts = {}
     for path in sorted(SUITES.glob("warc-*/*.warc*")):
         if path.name.endswith((".warc", ".warc.gz")):
@@ -170,7 +170,7 @@ def test_good_files_of_others_are_read_and_bad_ones_named() -> None:
         assert counts[bad] == (0, 1)
 
 
-def test_a_folder_of_bodies_is_read_with_the_lines_of_its_job(tmp_path: Path) -> None:
+def test_tree_of_bodies_is_read_with_the_rows_of_its_job(tmp_path: Path) -> None:
     job, tree = tmp_path / "job", tmp_path / "tree"
     job.mkdir()
     (job / "job.toml").write_text(f'sink = ["jsonl", "folder:{tree}"]\n')
@@ -211,7 +211,7 @@ def test_where_no_bodies_were_stored_the_error_names_the_sink(tmp_path: Path) ->
         assert "download its objects" in caught.value.hint
 
 
-def test_rows_of_parquet_lead_to_their_pages(tmp_path: Path) -> None:
+def test_parquet_rows_locate_their_bodies(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     store(tmp_path, [visit(n, url=f"http://s.example/{n}", body=b"%d" % n, key=n) for n in range(1, 5)])
     (path,) = (tmp_path / "archive").glob("*.warc.gz")

@@ -40,7 +40,7 @@ def asked(*headers: str, **metas: str) -> tuple[str, ...]:
         (["nofollowing"], {"nofollowing"}),
     ],
 )
-def test_headers_speak_to_all_or_to_one(headers: list[str], words: set[str]) -> None:
+def test_x_robots_tag_applies_to_all_or_one_agent(headers: list[str], words: set[str]) -> None:
     """H47."""
     assert set(asked(*headers)) == words
 
@@ -55,14 +55,14 @@ def test_headers_speak_to_all_or_to_one(headers: list[str], words: set[str]) -> 
         "2010-06-26T01:00:00+02:00",
     ],
 )
-def test_after_its_time_a_page_is_noindex_in_every_form_of_a_date(date: str) -> None:
+def test_unavailable_after_means_noindex_in_every_date_format(date: str) -> None:
     """H47."""
     words = asked(f"nofollow, unavailable_after: {date}, noarchive")
     assert set(words) == {"nofollow", "noarchive", "noindex", "unavailable_after:2010-06-25T23:00:00Z"}
     assert asked(robots=f"unavailable_after: {date}")[-1] == "noindex"
 
 
-def test_before_its_time_a_page_may_be_shown() -> None:
+def test_unavailable_after_in_the_future_has_no_effect() -> None:
     """H47."""
     found = read(["unavailable_after: 2099-01-01"], [], agent="", now=NOW)
     assert not found.noindex
@@ -70,13 +70,13 @@ def test_before_its_time_a_page_may_be_shown() -> None:
     assert asked("unavailable_after: some day") == ()
 
 
-def test_metas_for_all_and_for_us_add_up() -> None:
+def test_metas_for_all_and_for_this_agent_combine() -> None:
     """H47."""
     assert set(asked(robots="noindex", gossamer="nofollow")) == {"noindex", "nofollow"}
     assert asked(googlebot="none", viewport="noindex") == ()
 
 
-def test_a_page_tells_what_it_asks() -> None:
+def test_page_has_its_robots_directives() -> None:
     """H47."""
     html = b'<meta name="MyBot" content="nofollow"><meta name=robots content=noarchive><a href=/x>'
     headers = (("content-type", "text/html"), ("x-robots-tag", "noindex"), ("x-robots-tag", "otherbot: nosnippet"))
@@ -94,6 +94,6 @@ def test_a_page_tells_what_it_asks() -> None:
 
 
 @given(st.text(alphabet="noindex: ,;unavailable_after0123TZ-*", max_size=60))
-def test_whatever_is_asked_can_be_read(text: str) -> None:
+def test_any_directive_can_be_parsed(text: str) -> None:
     found = read([text], [("robots", text)], agent="gossamer", now=NOW)
     assert len(set(found.words)) == len(found.words)

@@ -46,7 +46,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @pytest.mark.parametrize("kind", ["async", "threads"])
-def test_a_black_hole_does_not_cost_the_time_to_connect(kind: str, port: int) -> None:
+def test_unreachable_address_does_not_cost_the_connect_timeout(kind: str, port: int) -> None:
     async def main() -> None:
         server = await asyncio.start_server(answer, "127.0.0.83", port)
         async with server, NameServer({"a.example": [*HOLES, "127.0.0.83"], "hole.example": HOLES}) as names:
@@ -68,7 +68,7 @@ def test_a_black_hole_does_not_cost_the_time_to_connect(kind: str, port: int) ->
     asyncio.run(main())
 
 
-def test_a_slow_answer_is_not_a_black_hole(port: int) -> None:
+def test_slow_response_is_not_an_unreachable_address(port: int) -> None:
     """The address that connects is kept, however long the answer takes: the page is asked for once."""
     heads: list[bytes] = []
 
@@ -105,7 +105,7 @@ def test_one_forbidden_address_forbids_the_name() -> None:
     asyncio.run(main())
 
 
-def test_the_race_is_won_by_who_connects(port: int) -> None:
+def test_first_address_to_connect_wins(port: int) -> None:
     async def main() -> None:
         async with await asyncio.start_server(answer, "127.0.0.83", port):
             assert await first_connected([*HOLES, "127.0.0.83"], port, seconds=20) == "127.0.0.83"
@@ -117,7 +117,7 @@ def test_the_race_is_won_by_who_connects(port: int) -> None:
     asyncio.run(main())
 
 
-def test_an_exchange_that_fails_while_it_is_given_up_is_not_logged(port: int) -> None:
+def test_exchange_that_fails_while_cancelled_is_not_logged(port: int) -> None:
     told: list[object] = []
 
     async def exchange() -> None:

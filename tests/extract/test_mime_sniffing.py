@@ -38,7 +38,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("content_type", ["text/html", "text/html; charset=utf-8", ""])
-def test_what_is_not_html_is_not_parsed_whatever_its_type_says(kind: str, content_type: str) -> None:
+def test_non_html_is_not_parsed_despite_its_type(kind: str, content_type: str) -> None:
     """H29, H40."""
     headers = (("content-type", content_type),) if content_type else ()
     page = Page(Response(url="http://a/", status=200, headers=headers, body=FOREIGN[kind]), Request(url="http://a/"))
@@ -96,11 +96,11 @@ def test_type_and_first_bytes_decide(body: bytes, content_type: str, *, expected
         (b"{}", ["application/ld+json"], "application/ld+json"),
     ],
 )
-def test_the_computed_type_is_the_standards(body: bytes, content_types: list[str], expected: str) -> None:
+def test_computed_type_follows_the_standard(body: bytes, content_types: list[str], expected: str) -> None:
     assert computed_type(body, content_types) == expected
 
 
-def test_nosniff_leaves_markup_without_a_type_unread() -> None:
+def test_nosniff_does_not_sniff_markup() -> None:
     assert computed_type(b"<html>", nosniff=True) == "text/plain"
     assert computed_type(b"\0", ["text/plain"], nosniff=True) == "text/plain"
     headers = (("x-content-type-options", "NoSniff"),)
@@ -108,14 +108,14 @@ def test_nosniff_leaves_markup_without_a_type_unread() -> None:
     assert (page.mime_type, page.is_html, page.is_text, page.links()) == ("text/plain", False, True, [])
 
 
-def test_text_is_told_from_what_is_none() -> None:
+def test_text_is_distinguished_from_binary() -> None:
     texts = ("text/html", "application/json", "application/rss+xml", "text/javascript")
     assert all(map(is_text, texts))
     assert not any(map(is_text, ("image/png", "application/octet-stream", "")))
 
 
 @given(st.binary(max_size=2000), st.lists(st.text(max_size=30), max_size=3))
-def test_any_body_can_be_looked_at(body: bytes, content_types: list[str]) -> None:
+def test_any_body_can_be_sniffed(body: bytes, content_types: list[str]) -> None:
     assert is_html(body, computed_type(body, content_types)) in {True, False}
 
 
@@ -135,13 +135,13 @@ def test_any_body_can_be_looked_at(body: bytes, content_types: list[str]) -> Non
         (b"<feed xmlns='x'>", "text/html; charset=utf-8", "text/html"),
     ],
 )
-def test_kinds_are_told_apart_as_the_standard_says(body: bytes, supplied: str, computed: str) -> None:
+def test_type_groups_follow_the_standard(body: bytes, supplied: str, computed: str) -> None:
     assert computed_type(body, [supplied] if supplied else []) == computed
     if supplied:
         assert computed_type(body, [supplied], nosniff=True) == supplied.partition(";")[0]
 
 
-def test_without_sniffing_nothing_that_runs_scripts_is_found() -> None:
+def test_nosniff_finds_no_scriptable_types() -> None:
     for body in (b"<html>", b"<?xml ?>", b"%PDF-1.4"):
         assert computed_type(body, [], nosniff=True) == "text/plain"
     assert computed_type(b"%!PS-Adobe-3.0", [], nosniff=True) == "application/postscript"

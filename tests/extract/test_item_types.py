@@ -51,7 +51,7 @@ def take(item: Any, intake: ItemPipeline) -> Any:
 
 
 @KINDS
-def test_items_are_made_to_fit_their_type(kind: type) -> None:
+def test_items_are_converted_to_their_type(kind: type) -> None:
     """Text of a page becomes the number that the type wants, and what was left out gets its default."""
     wanted = {"name": "x", "price": 1.5, "tags": []}
     assert take({"name": "x", "price": "1.5"}, ItemPipeline(kind)) == wanted
@@ -69,7 +69,7 @@ def test_items_are_made_to_fit_their_type(kind: type) -> None:
         ({"name": None, "price": 1}, "name"),
     ],
 )
-def test_what_does_not_fit_is_kept_aside_with_page_and_field(kind: type, item: dict[str, Any], field: str) -> None:
+def test_invalid_items_are_rejected_with_page_and_field(kind: type, item: dict[str, Any], field: str) -> None:
     found = take(item, ItemPipeline(kind))
     assert isinstance(found, Rejected)
     assert (found.url, found.type, found.item) == (URL, kind.__name__, item)
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_kept_aside_with_page_and_field(kind: type, item: d
     assert found.error
 
 
-def test_validators_of_attrs_and_instances_that_lie_are_rejected() -> None:
+def test_attrs_validators_and_invalid_instances_are_checked() -> None:
     low = take({"name": "x", "price": -1}, ItemPipeline(Attrs))
     assert isinstance(low, Rejected)
     assert low.field == "price"
@@ -90,7 +90,7 @@ def test_validators_of_attrs_and_instances_that_lie_are_rejected() -> None:
     assert "object" in unstorable.item["price"]
 
 
-def test_of_several_types_the_first_that_fits_is_taken() -> None:
+def test_first_matching_type_is_used() -> None:
     class Offer(msgspec.Struct):
         seller: str
 
@@ -102,7 +102,7 @@ def test_of_several_types_the_first_that_fits_is_taken() -> None:
         ItemPipeline(int)
 
 
-def test_pipelines_run_in_their_order_and_nothing_gets_lost() -> None:
+def test_pipelines_run_in_order_and_lose_no_item() -> None:
     def strip(item: dict[str, Any]) -> dict[str, Any]:
         return {**item, "name": item["name"].strip()}
 

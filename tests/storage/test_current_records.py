@@ -9,7 +9,7 @@ from gossamer.storage import query
 
 
 @pytest.mark.parametrize("held", [2, 16_384])
-def test_of_each_key_the_first_record_with_the_highest_token_counts(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_record_with_the_highest_token_is_current(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory and over files alike."""
     monkeypatch.setattr(query, "_MEMORY_ENTRIES", held)
     chance = random.Random(7)
