@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from gossamer.clock import ManualClock
-from gossamer.engine.judge import asks_again
 from gossamer.engine.politeness import Breaker
 from gossamer.engine.robots import SiteRobots
+from gossamer.engine.verdict import sets_cookie_and_returns
 from gossamer.errors import (
     ConnectFailed,
     FetchError,
@@ -315,12 +315,12 @@ def test_f53_a_broken_answer_shows_that_the_network_is_there() -> None:
     breaker = Breaker(ManualClock())
     for number in range(20):
         breaker.answered(f"{number}.test")
-    taken = [breaker.takes(f"{number}.test", TimedOut("late"), was_there=False) for number in range(20)]
+    taken = [breaker.is_network_error(f"{number}.test", TimedOut("late"), was_there=False) for number in range(20)]
     assert taken == [False] * 7 + [True] * 13
     assert breaker.wait() > 0
-    assert not breaker.takes("0.test", ProtocolBroken("odd"), was_there=True)
+    assert not breaker.is_network_error("0.test", ProtocolBroken("odd"), was_there=True)
     assert breaker.wait() == 0
-    assert not breaker.takes("1.test", TimedOut("late"), was_there=True)
+    assert not breaker.is_network_error("1.test", TimedOut("late"), was_there=True)
 
 
 @pytest.mark.parametrize("headers", [(), (("location", ""),), (("location", "http://["),), (("set-cookie", "a=b"),)])
@@ -339,4 +339,4 @@ def test_a_redirect_of_a_robots_txt_that_leads_nowhere_is_asked_for_once(headers
 
 def test_a_redirect_without_a_location_does_not_lead_to_itself() -> None:
     answer = Response(url="http://a.test/", status=302, headers=(("set-cookie", "a=b"),), body=b"")
-    assert not asks_again(Request("http://a.test/"), answer)
+    assert not sets_cookie_and_returns(Request("http://a.test/"), answer)

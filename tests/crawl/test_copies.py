@@ -89,7 +89,7 @@ def test_what_was_kept_goes_with_the_site_from_worker_to_worker() -> None:
 def test_a_page_that_was_cut_is_neither_copy_nor_original(cut: dict[str, int | None]) -> None:
     memo: dict[str, Any] = {}
     copies = NearDuplicates(lease(memo, 1, 2, 3, 4))
-    part = Extracted(simhash=0, tells=True, cut=cut)
+    part = Extracted(simhash=0, has_enough_text=True, cut=cut)
     assert copies.saw(1, part.compared) is None
     assert copies.saw(2, 0) is None, "the part is no original"
     assert copies.saw(3, part.compared) is None, "the part is no copy"
@@ -107,7 +107,7 @@ def test_parts_of_pages_do_not_look_like_copies_that_put_a_path_to_sleep() -> No
     )
     for _ in range(2):
         found = asyncio.run(extractor.extract(Request("http://s.example/a/1"), response))
-        assert (found.likeness, found.beside, found.simhash, found.main) == (None, None, None, "")
+        assert (found.path_simhash, found.query_simhash, found.simhash, found.main) == (None, None, None, "")
 
 
 def test_the_memo_has_a_bound_and_forgets_what_was_not_met_for_longest() -> None:
@@ -135,7 +135,7 @@ def test_the_text_is_looked_at_once_for_traps_changes_and_copies() -> None:
     body = html("Story", STORY).partition(b"\r\n\r\n")[2]
     response = Response(url="http://s.example/", status=200, headers=(("content-type", "text/html"),), body=body)
     first, second = (asyncio.run(extractor.extract(Request("http://s.example/"), response)) for _ in range(2))
-    assert first.simhash == second.simhash == second.likeness
-    assert first.likeness is None
+    assert first.simhash == second.simhash == second.path_simhash
+    assert first.path_simhash is None
     assert first.main
-    assert first.tells
+    assert first.has_enough_text

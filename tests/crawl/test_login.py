@@ -132,13 +132,13 @@ def test_what_a_log_in_brought_goes_along_to_other_hosts_of_the_domain() -> None
     assert [row[0] for row in home.news()["cookies"][1]] == ["own", "member"]
     assert home.news() == {}
     links = [Request(f"http://{site}/{n}", site=site, priority=n) for site in SITES for n in (0, 5, 3)]
-    sent = home.lend(links)
+    sent = home.attach(links)
     (first,) = [link for link in sent if link.meta is not None]
     assert first.url == "http://www.shop.test/5"
     assert first.given is None
     # What is known there already does not travel with every page; a redirect is sure to be asked for.
-    assert not [link for link in home.lend(links) if link.meta]
-    assert len([link for link in home.lend(links[3:6], always=True) if link.meta]) == 1
+    assert not [link for link in home.attach(links) if link.meta]
+    assert len([link for link in home.attach(links[3:6], always=True) if link.meta]) == 1
     other = CookieJar(clock)
     there = SiteCookies(other, lease("www.shop.test"))
     there.take(links[3])
@@ -148,7 +148,7 @@ def test_what_a_log_in_brought_goes_along_to_other_hosts_of_the_domain() -> None
     assert [row[0] for row in there.news()["cookies"][1]] == ["member"]
     apart = CookieJar(clock, per_host=True)
     apart.store(Response(url="http://login.shop.test/in", status=303, headers=(("set-cookie", values[0]),)))
-    assert not [link for link in SiteCookies(apart, lease("login.shop.test")).lend(links, always=True) if link.meta]
+    assert not [link for link in SiteCookies(apart, lease("login.shop.test")).attach(links, always=True) if link.meta]
 
 
 def test_a_worker_that_has_not_heard_of_a_log_in_does_not_undo_it() -> None:

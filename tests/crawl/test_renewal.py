@@ -104,7 +104,7 @@ def test_a_visit_rests_after_the_request_of_an_earlier_one_whose_lease_expired()
             web.answers.set()
             await earlier
             await resting.wait()
-            assert (len(web.asked_at), visit._pace.wait()) == (1, 5.0), "and the delay counts from there"
+            assert (len(web.asked_at), visit._delay.wait()) == (1, 5.0), "and the delay counts from there"
             later.cancel()
 
     asyncio.run(run())

@@ -19,7 +19,7 @@ from processes import crawl, kill_tree, rows, start, stored, until
 from rawweb import Asked, RawWeb, page, redirect, reply
 
 from gossamer.clock import SystemClock
-from gossamer.engine.commit import Committer, Listed, Result
+from gossamer.engine.commit import AddedRequests, Committer, Result
 from gossamer.extract.spider import Spider
 from gossamer.frontier.embedded.frontier import open_memory
 from gossamer.jobs.local_run import LocalRun, RunSummary
@@ -289,7 +289,7 @@ def test_what_a_sitemap_lists_is_kept_before_the_sitemap_is_settled() -> None:
         recorder: Any = Recorder()
         committer = Committer(recorder, recorder, clock=SystemClock(), every=0.0, committed=lambda results, run: None)
         outcome = Outcome(site="a.test", lane=0, token=1, key=1, status="skipped")
-        await committer.put(Listed([Request("http://a.test/2", 2, "a.test")]))
+        await committer.put(AddedRequests([Request("http://a.test/2", 2, "a.test")]))
         await committer.put(Result(outcome))
         await committer.finish()
         await committer.run()
@@ -317,8 +317,8 @@ def test_what_a_store_may_have_forgotten_of_a_sitemap_is_added_again(forgets: bo
         )
         running = asyncio.create_task(committer.run())
         # In the meantime others commit, and prove nothing.
-        listed = Listed([Request("http://a.test/2", 2, "a.test")], 1, 1)
-        entries: list[Result | Listed] = [listed, Result(other), Result(outcome)]
+        listed = AddedRequests([Request("http://a.test/2", 2, "a.test")], 1, 1)
+        entries: list[Result | AddedRequests] = [listed, Result(other), Result(outcome)]
         for number, entry in enumerate(entries, 1):
             await committer.put(entry)
             while len(recorder.calls) < number:

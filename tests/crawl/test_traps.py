@@ -199,7 +199,7 @@ def test_filters_that_lead_to_new_pages_stay_awake() -> None:
 def _after_queries(queries: Iterable[str], places: dict[str, Any], path: str = "/index.php") -> dict[str, Any]:
     for query in queries:
         target, rules = f"{path}?{query}", Settings(alike_pages=6)
-        known: dict[str, Any] = {"likeness": 7, "leads_on": True, "leads_away": False, "now": 1.0}
+        known: dict[str, Any] = {"simhash": 7, "leads_on": True, "leads_away": False, "now": 1.0}
         after = traps.after_combination(places, f"http://a.test{target}", target, settings=rules, **known)
         places = places if after is None else after
     return places
@@ -303,7 +303,7 @@ def test_many_paths_are_bounded_and_those_asleep_are_kept() -> None:
         prefix = f"/{chr(97 + number % 26) * (1 + number // 26)}/"
         for turn in range(3 if number == 5 else 2):
             found = traps.after_page(
-                paths, f"http://a.test{prefix}{turn}", prefix, likeness=7, leads_on=True, now=1.0, settings=settings
+                paths, f"http://a.test{prefix}{turn}", prefix, simhash=7, leads_on=True, now=1.0, settings=settings
             )
             assert found is not None
             paths = found

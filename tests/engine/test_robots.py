@@ -193,8 +193,8 @@ def test_the_rule_that_is_told_is_the_one_that_decides() -> None:
     """An escape does not make a rule longer than what it stands for."""
     rules = parse(b"User-agent: *\nDisallow: /%7Ejoe\nAllow: /~joe/", AGENT)
     assert Matcher(rules).allowed("/~joe/")
-    assert robots_txt.Rulings(rules).of("/~joe/") == ("/~joe/", True)
-    assert robots_txt.Rulings(rules).of("/~joe") == ("/%7Ejoe", False)
+    assert robots_txt.RuleFinder(rules).of("/~joe/") == ("/~joe/", True)
+    assert robots_txt.RuleFinder(rules).of("/~joe") == ("/%7Ejoe", False)
 
 
 def test_robots_txt_itself_is_always_allowed() -> None:
@@ -329,7 +329,7 @@ def test_matcher_agrees_with_a_naive_one(rules: list[tuple[str, bool]], path: st
     if any("%61" in pattern for pattern, _ in rules):
         expected = expected and (naive(rules, path) or naive(rules, path, decode_path=True))
     assert allowed(text, path) is expected
-    quick, narrow = (robots_txt._Reading(rules, count) for count in (0, robots_txt.MANY + 1))
+    quick, narrow = (robots_txt._PatternIndex(rules, count) for count in (0, robots_txt.MANY + 1))
     assert quick.allows(path) is narrow.allows(path)
 
 

@@ -18,7 +18,7 @@ import redis
 
 from gossamer.cli.jobs import status_json, status_lines
 from gossamer.clock import SystemClock
-from gossamer.engine.heartbeat import EVERY_SECONDS, LIVE_SECONDS, HeartbeatSender, beating, is_live, live_regions
+from gossamer.engine.heartbeat import EVERY_SECONDS, LIVE_SECONDS, HeartbeatSender, heartbeats, is_live, live_regions
 from gossamer.errors import Unavailable
 from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import open_job
@@ -131,11 +131,11 @@ def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(
         frontier = await create_fleet(server.url, "pulse", Settings())
         engine = Counting()
         heart = HeartbeatSender(
-            frontier, engine, pulse=Heartbeat(worker="w", region="eu", shards="1/4"), clock=SystemClock(), every=0.1
+            frontier, engine, heartbeat=Heartbeat(worker="w", region="eu", shards="1/4"), clock=SystemClock(), every=0.1
         )
         seen: list[Any] = []
         try:
-            async with beating(heart):
+            async with heartbeats(heart):
                 while not seen or not seen[-1].rate:
                     engine.accepted += 10
                     await asyncio.sleep(0.05)
@@ -156,9 +156,9 @@ def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(
 def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
     async def scenario(proxy: FaultyProxy) -> None:
         frontier = await create_fleet(server.url_at(proxy.port), "pulse", Settings())
-        heart = HeartbeatSender(frontier, Counting(), pulse=Heartbeat(worker="w"), clock=SystemClock(), every=0.05)
+        heart = HeartbeatSender(frontier, Counting(), heartbeat=Heartbeat(worker="w"), clock=SystemClock(), every=0.05)
         try:
-            async with beating(heart):
+            async with heartbeats(heart):
                 while not await frontier.workers():
                     await asyncio.sleep(0.02)
                 proxy.fail("reset")
@@ -180,7 +180,9 @@ def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
 def test_a_worker_leaves_though_nobody_hears_its_last_pulse() -> None:
     async def scenario(server: RedisServer) -> None:
         frontier = await create_fleet(server.url, "pulse", Settings())
-        async with beating(HeartbeatSender(frontier, Counting(), pulse=Heartbeat(worker="w"), clock=SystemClock())):
+        async with heartbeats(
+            HeartbeatSender(frontier, Counting(), heartbeat=Heartbeat(worker="w"), clock=SystemClock())
+        ):
             server.pause()
         server.resume()
         await frontier.aclose()

@@ -22,9 +22,9 @@ from gossamer.clock import SystemClock
 from gossamer.download.client import HttpDownloader
 from gossamer.engine import regions
 from gossamer.engine.commit import FleetStore
-from gossamer.engine.heartbeat import HeartbeatSender, beating
+from gossamer.engine.heartbeat import HeartbeatSender, heartbeats
 from gossamer.engine.links import Linker, RecentKeys
-from gossamer.engine.regions import Connects, Places, Placing
+from gossamer.engine.regions import RegionChooser, RegionContext, RoundTrips
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.jobs.worker import build_worker, places_of
 from gossamer.lab.simweb.process import SimWeb
@@ -87,7 +87,7 @@ async def relay(port: int) -> asyncio.Server:
     return await asyncio.start_server(accept, HERE, port)
 
 
-async def member(url: str, folder: Path, region: str, seen: dict[str, Places]) -> None:
+async def member(url: str, folder: Path, region: str, seen: dict[str, RegionContext]) -> None:
     """A worker of a region: the even sites are near eu, the odd ones near us."""
     frontier = await open_fleet(url, "job", worker=region, region=region)
     hosts = [f"s{site}.sim={NEAR if (site % 2 == 0) == (region == 'eu') else FAR}" for site in range(SITES)]
@@ -103,7 +103,7 @@ async def member(url: str, folder: Path, region: str, seen: dict[str, Places]) -
         frontier, store, settings=settings, secret=frontier.secret, clock=clock, places=places
     ) as engine:
         pulse = Heartbeat(worker=region, region=region)
-        async with beating(HeartbeatSender(frontier, engine, pulse=pulse, clock=clock, places=places)):
+        async with heartbeats(HeartbeatSender(frontier, engine, heartbeat=pulse, clock=clock, places=places)):
             await engine.run()
     await store.aclose()
     await frontier.aclose()
@@ -117,7 +117,7 @@ async def crawl(server: RedisServer, web: SimWeb, folder: Path) -> dict[str, dic
     await frontier.add([linker.seed(url) for url in web.seeds])
     await frontier.steer("paused")
     far = await relay(web.plan.port)
-    seen: dict[str, Places] = {}
+    seen: dict[str, RegionContext] = {}
     async with asyncio.TaskGroup() as tasks:
         for region in ("eu", "us"):
             tasks.create_task(member(server.url, folder, region, seen))
@@ -182,7 +182,7 @@ def test_what_connecting_takes_is_known_of_open_connections_and_costs_little(mon
         url = f"http://{NEAR}:{server.sockets[0].getsockname()[1]}/"
         response = await downloader.fetch(Request(url=url, key=1))
         assert response.latency >= THOUGHT_SECONDS
-        measured = Connects(SystemClock()).seconds(response.address, otherwise=9.0)
+        measured = RoundTrips(SystemClock()).seconds(response.address, otherwise=9.0)
         assert measured is not None
         assert 0 < measured < THOUGHT_SECONDS
         await downloader.aclose()
@@ -198,7 +198,7 @@ def test_what_connecting_takes_is_known_of_open_connections_and_costs_little(mon
         return {"192.0.2.1": 0.1}
 
     monkeypatch.setattr(regions, "_round_trips", slow_look)
-    told = Connects(clock)
+    told = RoundTrips(clock)
     assert told.seconds("", otherwise=0.3) == 0.3, "behind a proxy"
     assert not looks
     while (other := told.seconds("192.0.2.2", otherwise=0.3)) is not None:
@@ -212,7 +212,7 @@ def test_what_connecting_takes_is_known_of_open_connections_and_costs_little(mon
 
 
 def test_a_decision_waits_for_a_page_that_tells_the_distance() -> None:
-    class Later(Connects):
+    class Later(RoundTrips):
         answers: list[float | None] = [None, 0.2]
 
         def seconds(self, address: str, *, otherwise: float) -> float | None:
@@ -220,7 +220,7 @@ def test_a_decision_waits_for_a_page_that_tells_the_distance() -> None:
 
     batch = tuple(Request(url=f"http://x.org/{number}", key=number + 1) for number in range(4))
     lease = Lease(site="x.org", lane=0, token=7, requests=batch, ttl=60.0, delay=1.0)
-    placing = Placing(lease, Places("eu", 60.0, frozenset({"eu", "us"}), Later(SystemClock())))
+    placing = RegionChooser(lease, RegionContext("eu", 60.0, frozenset({"eu", "us"}), Later(SystemClock())))
     notes = []
     for _ in range(4):
         placing.saw(0.5, "192.0.2.1")

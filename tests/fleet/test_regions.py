@@ -17,9 +17,9 @@ import redis
 
 from gossamer.clock import SystemClock
 from gossamer.engine.commit import FleetStore
-from gossamer.engine.heartbeat import HeartbeatSender, beating, live_regions
+from gossamer.engine.heartbeat import HeartbeatSender, heartbeats, live_regions
 from gossamer.engine.links import Linker, RecentKeys
-from gossamer.engine.regions import Places, Placing
+from gossamer.engine.regions import RegionChooser, RegionContext
 from gossamer.engine.run import Engine
 from gossamer.errors import ConnectFailed
 from gossamer.frontier.backends import create_fleet, open_fleet
@@ -92,7 +92,7 @@ class Member:
         self._name = name or region
         self._folder = folder
         self.region = region
-        self.places: Places | None = None
+        self.places: RegionContext | None = None
         self.engine: Engine | None = None
 
     async def run(self) -> None:
@@ -112,9 +112,9 @@ class Member:
         ) as self.engine:
             pulse = Heartbeat(worker=self._name, region=self.region)
             heart = HeartbeatSender(
-                frontier, self.engine, pulse=pulse, clock=clock, places=self.places, every=BEAT_SECONDS
+                frontier, self.engine, heartbeat=pulse, clock=clock, places=self.places, every=BEAT_SECONDS
             )
-            async with beating(heart):
+            async with heartbeats(heart):
                 await self.engine.run()
         await store.aclose()
         await frontier.aclose()
@@ -260,7 +260,7 @@ def lease(memo: dict[str, Any] | None = None, *, lane: int = 0, requests: int = 
 
 
 def test_without_connect_times_a_site_is_judged_by_its_fastest_answer_after_a_few_pages() -> None:
-    placing = Placing(lease(), Places("eu", 60.0, frozenset({"eu", "us"})))
+    placing = RegionChooser(lease(), RegionContext("eu", 60.0, frozenset({"eu", "us"})))
     for latency in (0.4, 0.2):
         placing.saw(latency, "")
         assert placing.after_page() is None
@@ -275,10 +275,10 @@ def test_without_connect_times_a_site_is_judged_by_its_fastest_answer_after_a_fe
 
 def test_what_is_known_already_is_not_said_again() -> None:
     memo = {"connect": {"eu": 0.02}, "home": "eu", "moves": 0}
-    placing = Placing(lease(memo, requests=1), Places("eu", 60.0, frozenset({"eu", "us"})))
+    placing = RegionChooser(lease(memo, requests=1), RegionContext("eu", 60.0, frozenset({"eu", "us"})))
     placing.saw(0.022, "")
     assert placing.after_page() is None
-    other = Placing(lease(memo, requests=1), Places("eu", 60.0, frozenset({"eu", "us"})))
+    other = RegionChooser(lease(memo, requests=1), RegionContext("eu", 60.0, frozenset({"eu", "us"})))
     other.saw(0.3, "")
     note = other.after_page()
     assert note is not None
@@ -286,19 +286,21 @@ def test_what_is_known_already_is_not_said_again() -> None:
 
 
 def test_only_the_first_lane_of_a_site_decides() -> None:
-    placing = Placing(lease(lane=1, requests=1), Places("eu", 60.0, frozenset({"eu", "us"})))
+    placing = RegionChooser(lease(lane=1, requests=1), RegionContext("eu", 60.0, frozenset({"eu", "us"})))
     placing.saw(5.0, "")
     assert placing.after_page() is None
     assert placing.after_fault(ConnectFailed("no")) is None
 
 
 def test_a_site_that_was_never_reached_from_here_is_tried_from_elsewhere() -> None:
-    places = Places("eu", 60.0, frozenset({"eu", "us"}))
-    note = Placing(lease(), places).after_fault(ConnectFailed("no"))
+    places = RegionContext("eu", 60.0, frozenset({"eu", "us"}))
+    note = RegionChooser(lease(), places).after_fault(ConnectFailed("no"))
     assert note is not None
     assert (note.region, note.memo) == ("us", {"connect": {"eu": 60.0}, "home": "", "moves": 0})
     reached = {"connect": {"eu": 0.3, "us": 0.4}, "home": "eu", "moves": 0}
-    assert Placing(lease(reached), places).after_fault(ConnectFailed("no")) is None, "a passing fault moves nothing"
+    assert RegionChooser(lease(reached), places).after_fault(ConnectFailed("no")) is None, (
+        "a passing fault moves nothing"
+    )
 
 
 def gossamer(server: RedisServer | Place, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -382,7 +384,7 @@ def test_workers_take_their_part_of_the_shards(server: RedisServer, tmp_path: Pa
     [
         (("--shards", "0-3/4"), "has 8 shards, not 4"),
         (("--shards", "5-3/8"), "write 3-5/8"),
-        (("--shards", "some"), "not a part"),
+        (("--shards", "some"), "not a range"),
         (("--region", "e u"), "not a name"),
     ],
 )

@@ -88,7 +88,7 @@ def test_robots_txt_has_a_ruling_for_every_agent(body: bytes, path: str, agent: 
     assert robots_txt.Matcher(rules).allowed("/robots.txt")
     allowed = robots_txt.Matcher(rules).allowed(path)
     if not any("%" in pattern for pattern, _ in rules.lines()) and "%" not in path:
-        ruling = robots_txt.Rulings(rules).of(path)
+        ruling = robots_txt.RuleFinder(rules).of(path)
         assert allowed == (ruling is None or ruling[1] or path == "/robots.txt")
     for status in (200, 404, 503, None):
         kept = robots_txt.settle(None, status, body, agent=agent, now=1e9, ttl=60)

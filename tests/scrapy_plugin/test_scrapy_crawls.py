@@ -129,7 +129,7 @@ def test_file_in_use_by_an_owner_is_rejected(tmp_path: Path) -> None:
     [
         ({}, "has no frontier"),
         ({"GOSSAMER_FRONTIER": "sqlite:"}, "names no folder"),
-        ({"GOSSAMER_FRONTIER": "mongodb://host/"}, "no such frontier"),
+        ({"GOSSAMER_FRONTIER": "mongodb://host/"}, "unknown frontier"),
         ({"GOSSAMER_FRONTIER": "memory:", "GOSSAMER_SETTINGS": {"dely": 1}}, "GOSSAMER_SETTINGS: .*dely"),
     ],
 )

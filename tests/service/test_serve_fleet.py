@@ -13,7 +13,7 @@ import pytest
 from service_process import serving
 
 from gossamer.clock import ManualClock
-from gossamer.engine.heartbeat import HeartbeatSender, beating
+from gossamer.engine.heartbeat import HeartbeatSender, heartbeats
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.backends import create_fleet
 from gossamer.frontier.folder.frontier import FolderFrontier
@@ -121,7 +121,7 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
         assert {site["site"] for site in seen} == {f"{name}.example" for name in "abcd"}
         await limit(max_seconds=12.0)
         clock = ManualClock()
-        async with beating(HeartbeatSender(worker, Still(), pulse=Heartbeat(worker="w"), clock=clock)):
+        async with heartbeats(HeartbeatSender(worker, Still(), heartbeat=Heartbeat(worker="w"), clock=clock)):
             while (await handle.counts()).job != "stopping":
                 await asyncio.sleep(0.01)
     finally:

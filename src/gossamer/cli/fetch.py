@@ -23,11 +23,11 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.cut import cut_words, format_cut
 from gossamer.download import open_downloader
 from gossamer.engine.budget import Guard, Interrupted
-from gossamer.engine.judge import MAX_HOPS
 from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.parsing import SpiderRunner, make_spider
 from gossamer.engine.robots import SiteRobots
 from gossamer.engine.robots_txt import product_token
+from gossamer.engine.verdict import MAX_HOPS
 from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects, advice_for_error, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider

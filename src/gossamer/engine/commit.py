@@ -14,9 +14,9 @@ pages were never completed depends on the store:
 - `FleetStore` writes segments of its own and cannot cut them: the frontier is elsewhere. Its records carry key and
   token, and readers keep the one with the highest token of each page.
 
-**The order of entries** is kept: results, notes, added requests (`Listed`) and finished leases are handed over in one
-queue. A lease is returned only after everything that was handed in before it is committed; else another worker could
-get a request whose outcome is still here. Requests of a sitemap are added before the outcome of the sitemap.
+**The order of entries** is kept: results, notes, added requests (`AddedRequests`), and finished leases are handed over
+in one queue. A lease is returned only after everything that was handed in before it is committed; else another worker
+could get a request whose outcome is still here. Requests of a sitemap are added before the outcome of the sitemap.
 
 **Nothing is dropped.** If the frontier or a sink is away or full, the group is tried again, with a growing pause, for
 as long as it takes. The queue and the bytes in it are bounded, so visits wait in `put`, fetching slows down, and memory
@@ -234,7 +234,7 @@ _RETRY_MAX_SECONDS = 15.0
 _RETURN_SECONDS = 2.0
 
 
-class Listed(NamedTuple):
+class AddedRequests(NamedTuple):
     """Requests that are not links of a single outcome, such as those of a sitemap. They are added before later entries.
 
     A store that restarts in between could lose the requests and keep the outcome that says that they were added. So
@@ -247,7 +247,7 @@ class Listed(NamedTuple):
     """The request whose outcome depends on them; 0 if a note of that lease does."""
 
 
-Entry = Result | SiteNote | Lease | Listed
+Entry = Result | SiteNote | Lease | AddedRequests
 _Answer = TypeVar("_Answer")
 
 
@@ -264,16 +264,16 @@ class Committer:
         clock: Clock,
         every: float,
         committed: Callable[[Sequence[Result], int], None],
-        trail: RequestLog | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self._store = store
         self._frontier = frontier
         self._clock = clock
         self._every = every
         self._committed = committed
-        self._trail = trail
+        self._request_log = request_log
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
-        self._listed: list[tuple[Listed, int]] = []
+        self._listed: list[tuple[AddedRequests, int]] = []
         """Added requests with the run of the store at that time, kept until what depends on them is committed."""
         self.run_of_store = 0
         """The last known run of the store."""
@@ -346,22 +346,22 @@ class Committer:
         Requests come first, because results of the same group may depend on them; leases last, because they release
         the right to commit. The links of a group are remembered as known only if all of it was accepted: the receipt
         does not say which outcomes were stale."""
-        if self._trail is not None:
+        if self._request_log is not None:
             # First: the log has every request that was sent, whether or not its result is stored.
-            await self._trail.flush()
+            await self._request_log.flush()
         results = [entry for entry in entries if isinstance(entry, Result)]
         notes = [entry for entry in entries if isinstance(entry, SiteNote)]
         leases = [entry for entry in entries if isinstance(entry, Lease)]
         try:
             for entry in entries:
-                if isinstance(entry, Listed):
+                if isinstance(entry, AddedRequests):
                     self._listed.append((entry, self.run_of_store))
                     await self._add(entry)
             if results or notes:
-                receipt = await self._keep_trying(partial(self._store.commit, results, notes), len(results))
+                receipt = await self._retry(partial(self._store.commit, results, notes), len(results))
                 if self._listed:
                     await self._add_forgotten(results, notes, receipt.run)
-        except _GaveUp as end:
+        except _StopTimeout as end:
             await self._leave(leases)
             raise end.fault from None
         if results or notes:
@@ -372,8 +372,8 @@ class Committer:
         if leases:
             await self._release(leases)
 
-    async def _add(self, listed: Listed) -> None:
-        await self._keep_trying(partial(self._frontier.add, listed.requests), len(listed.requests))
+    async def _add(self, listed: AddedRequests) -> None:
+        await self._retry(partial(self._frontier.add, listed.requests), len(listed.requests))
 
     async def _add_forgotten(self, results: Sequence[Result], notes: Sequence[SiteNote], run: int) -> None:
         """Add requests again if the store's run changed between adding them and committing the dependent result."""
@@ -409,7 +409,7 @@ class Committer:
             async with asyncio.timeout(_RETURN_SECONDS):
                 await self._release(leases)
 
-    async def _keep_trying(self, call: Callable[[], Awaitable[_Answer]], count: int) -> _Answer:
+    async def _retry(self, call: Callable[[], Awaitable[_Answer]], count: int) -> _Answer:
         wait, fault = 0.5, None
         try:
             async with self._patience.limit():
@@ -426,10 +426,12 @@ class Committer:
                 raise
             kind = FrontierError if isinstance(fault, Unavailable) else SinkError
             what = f"stopped before {count:,} results were stored: {fault or 'it took too long'}"
-            raise _GaveUp(kind(what, hint="none of them counts as done: the next run fetches them again")) from fault
+            raise _StopTimeout(
+                kind(what, hint="none of them counts as done: the next run fetches them again")
+            ) from fault
 
 
-class _GaveUp(Exception):
+class _StopTimeout(Exception):
     """The time limit of a stop is over before something was stored."""
 
     def __init__(self, fault: GossamerError) -> None:

@@ -34,7 +34,7 @@ class Load(NamedTuple):
     memory: float = 0.0
 
 
-class Measures(Protocol):
+class LoadMeter(Protocol):
     """Measures the used shares of CPU and memory since the last call, and the memory left for a worker."""
 
     def shares(self, elapsed_seconds: float) -> tuple[float, float]: ...
@@ -129,7 +129,7 @@ class Slots:
                 place.set_result(None)
 
 
-async def regulate(slots: Slots, measures: Measures, clock: Clock, *, changed: Callable[[], None]) -> None:
+async def regulate(slots: Slots, measures: LoadMeter, clock: Clock, *, changed: Callable[[], None]) -> None:
     """Adapt the limit to the load until cancelled; calls `changed` with every new limit."""
     while True:
         await slots.crowded.wait()
@@ -323,7 +323,7 @@ class Machine:
             return
 
 
-class Boundless:
+class UnlimitedMachine:
     """A machine without limits, for simulations that must not depend on the machine they run on."""
 
     def shares(self, elapsed_seconds: float) -> tuple[float, float]:

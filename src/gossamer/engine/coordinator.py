@@ -38,7 +38,7 @@ from gossamer import urls
 from gossamer.engine import remote
 from gossamer.engine.commit import Result, Store
 from gossamer.engine.links import Linker
-from gossamer.engine.supervision import left_behind
+from gossamer.engine.supervision import take_marked_key
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.frontier.base import OwnedFrontier
 from gossamer.model import Grant, Lease
@@ -118,13 +118,13 @@ class Coordinator:
             if peer.worker:
                 # The crawl may end meanwhile and cancel this session; a running write is finished all the same.
                 with suppress(asyncio.CancelledError):
-                    await self._bury(peer.worker)
+                    await self._take_back(peer.worker)
             # Last: once no session is left, the owner closes the frontier.
             self._sessions.discard(session)
 
-    async def _bury(self, worker: str) -> None:
+    async def _take_back(self, worker: str) -> None:
         """Take back a dead worker's leases at once, and count a loss against the page that it was handling."""
-        key = left_behind(self._folder / "handling" / worker)
+        key = take_marked_key(self._folder / "handling" / worker)
         lost = await self._frontier.abandon(worker, blamed=(key,) if key else ())
         # Only now may a successor use the name: `abandon` takes all leases of a name.
         self.workers.pop(worker, None)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from gossamer.clock import Clock
-from gossamer.engine.regions import Places
+from gossamer.engine.regions import RegionContext
 from gossamer.errors import FrontierError
 from gossamer.frontier.base import FleetFrontier
 from gossamer.model import Heartbeat
@@ -25,17 +25,17 @@ _LOOK_EVERY = 2
 _LAST_SECONDS = 2.0
 
 
-def is_live(pulse: Heartbeat, *, within: float = LIVE_SECONDS) -> bool:
+def is_live(heartbeat: Heartbeat, *, within: float = LIVE_SECONDS) -> bool:
     """Return whether a worker sent a heartbeat recently, and has not signed off."""
-    return not pulse.left and pulse.silent <= within
+    return not heartbeat.left and heartbeat.silent <= within
 
 
-def live_regions(pulses: Iterable[Heartbeat], *, within: float = LIVE_SECONDS) -> frozenset[str]:
+def live_regions(seen: Iterable[Heartbeat], *, within: float = LIVE_SECONDS) -> frozenset[str]:
     """Return the regions that have a live worker."""
-    return frozenset(pulse.region for pulse in pulses if pulse.region and is_live(pulse, within=within))
+    return frozenset(heartbeat.region for heartbeat in seen if heartbeat.region and is_live(heartbeat, within=within))
 
 
-class Measured(Protocol):
+class EngineFigures(Protocol):
     """The figures of an engine that a heartbeat reports."""
 
     @property
@@ -62,17 +62,17 @@ class HeartbeatSender:
     def __init__(
         self,
         fleet: FleetFrontier,
-        engine: Measured,
+        engine: EngineFigures,
         *,
-        pulse: Heartbeat,
+        heartbeat: Heartbeat,
         clock: Clock,
-        places: Places | None = None,
+        places: RegionContext | None = None,
         refused: Mapping[str, int] | None = None,
         every: float = EVERY_SECONDS,
     ) -> None:
         self._fleet = fleet
         self._engine = engine
-        self._pulse = pulse
+        self._identity = heartbeat
         self._clock = clock
         self._places = places
         self._refused = {} if refused is None else refused
@@ -120,7 +120,7 @@ class HeartbeatSender:
         now, processor, pages = self._clock.monotonic(), time.process_time(), self._engine.accepted
         seconds = max(now - self._beat_at, 0.001)
         busy = min((processor - self._processor) / seconds, 1.0) if now > self._beat_at else 0.0
-        own = self._pulse
+        own = self._identity
         made = Heartbeat(
             worker=own.worker,
             region=own.region,
@@ -144,7 +144,7 @@ class HeartbeatSender:
         self._beat_at, self._processor, self._pages = now, processor, pages
         return made
 
-    async def _look(self, places: Places) -> None:
+    async def _look(self, places: RegionContext) -> None:
         within = LIVE_SECONDS * self._every / EVERY_SECONDS
         places.live = live_regions(await self._fleet.workers(), within=within)
         # When a whole fleet is started at once, the workers of other regions may still be starting.
@@ -155,7 +155,7 @@ class HeartbeatSender:
 
 
 @asynccontextmanager
-async def beating(heart: HeartbeatSender) -> AsyncIterator[None]:
+async def heartbeats(heart: HeartbeatSender) -> AsyncIterator[None]:
     """Send heartbeats for the duration of the block, and a last one at its end."""
     task = asyncio.create_task(heart.run())
     try:

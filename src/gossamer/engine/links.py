@@ -23,7 +23,7 @@ from typing import Protocol
 import msgspec
 
 from gossamer import urls
-from gossamer.engine import judge
+from gossamer.engine import verdict
 from gossamer.engine.scope import Scope
 from gossamer.engine.traps import has_far_date, may_have_date
 from gossamer.model import SITEMAP, Request, Response
@@ -46,7 +46,7 @@ class KnownKeys(Protocol):
     def clear(self) -> None: ...
 
 
-class Knows(Protocol):
+class HasKeys(Protocol):
     """A frontier with its keys in memory."""
 
     def unknown(self, keys: Iterable[int]) -> set[int]: ...
@@ -55,7 +55,7 @@ class Knows(Protocol):
 class FrontierKeys:
     """The keys of a frontier in the same process: exact, and without memory of its own."""
 
-    def __init__(self, frontier: Knows) -> None:
+    def __init__(self, frontier: HasKeys) -> None:
         self.unknown = frontier.unknown
 
     def update(self, keys: Iterable[int]) -> None:
@@ -273,7 +273,7 @@ class Linker:
         headers = page.headers if is_home else None
         if headers and not resent:
             headers = {name: value for name, value in headers.items() if name.lower() != "content-type"} or None
-        again = judge.apart(page, target)
+        again = verdict.hop_key(page, target)
         key = urls.key_of(self._secret, target, method, body + again)
         return (
             msgspec.structs.replace(
@@ -288,7 +288,7 @@ class Linker:
                 referrer="",
                 state=None,
                 headers=headers,
-                meta=judge.longer(page, answer),
+                meta=verdict.next_hop_meta(page, answer),
             ),
         )
 

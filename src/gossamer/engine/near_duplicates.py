@@ -102,13 +102,13 @@ class TextFingerprint(NamedTuple):
     """Fingerprints of a page's main text; empty and None where they were not computed."""
 
     digest: str = ""
-    likeness: int | None = None
+    path_simhash: int | None = None
     """SimHash of the main text, if the page may be a copy of the last page of its path."""
-    beside: int | None = None
+    query_simhash: int | None = None
     """SimHash of the text outside links, if the page's query may be one of an endless series of its path."""
     simhash: int | None = None
     """SimHash of the main text, if near-duplicates are searched among all pages."""
-    tells: bool = False
+    has_enough_text: bool = False
     """Whether there is enough text to call the page a copy."""
 
 
@@ -126,24 +126,24 @@ class TextFingerprints:
         if not page.is_html or drops_text(page.cut):
             # Two pages that were cut near their beginning would look like copies of one another.
             return TextFingerprint()
-        alike, beside = False, None
+        is_like_last, query_simhash = False, None
         if self._for_copies:
             target, origin = urls.path_query(page.url), urls.origin(page.url)
-            alike = self._has_last_title(page, origin + prefix_of(target))
+            is_like_last = self._has_last_title(page, origin + prefix_of(target))
             if (place := place_of(target)) and self._has_last_title(page, f"?{origin}{place}"):
-                beside = simhash(text_outside_links(page.tree))
-        if not alike and not self._for_changes and not self._for_all:
-            return TextFingerprint(beside=beside)
+                query_simhash = simhash(text_outside_links(page.tree))
+        if not is_like_last and not self._for_changes and not self._for_all:
+            return TextFingerprint(query_simhash=query_simhash)
         text = main_text(page.tree)
         digest = text_digest(text) if self._for_changes else ""
-        if not alike and not self._for_all:
-            return TextFingerprint(digest, beside=beside)
+        if not is_like_last and not self._for_all:
+            return TextFingerprint(digest, query_simhash=query_simhash)
         words = some_words(text)
         bits = simhash_of(words)
         return TextFingerprint(
             digest,
-            bits if alike else None,
-            beside,
+            bits if is_like_last else None,
+            query_simhash,
             bits if self._for_all else None,
             self._for_all and len(words) >= _FEWEST_WORDS,
         )
@@ -187,17 +187,17 @@ class NearDuplicates:
         A page is no copy of its own last version, and a page without a SimHash is no copy."""
         if simhash is None:
             return None
-        likeness, key = simhash, key & _STATE_KEY
-        found = next((pair for pair in self._own if are_near(pair[0], likeness)), None)
+        key &= _STATE_KEY
+        found = next((pair for pair in self._own if are_near(pair[0], simhash)), None)
         if found is not None:
             self._own.remove(found)
-            self._own.append((likeness, key) if found[1] == key else found)
+            self._own.append((simhash, key) if found[1] == key else found)
             return None if found[1] == key else found[0]
-        found = next((pair for pair in self._others if are_near(pair[0], likeness)), None)
+        found = next((pair for pair in self._others if are_near(pair[0], simhash)), None)
         if found is not None and found[1] != key:
             return found[0]
         self._own = [pair for pair in self._own if pair[1] != key][-_MOST + 1 :]
-        self._own.append((likeness, key))
+        self._own.append((simhash, key))
         self._unsaved += 1
         return None
 
@@ -206,7 +206,7 @@ class NearDuplicates:
         if not self._unsaved or (self._unsaved < _UNSAVED and key != self._last):
             return {}
         self._unsaved = 0
-        return {self._name: "".join(f"{likeness:016x}{half:08x}" for likeness, half in self._own)}
+        return {self._name: "".join(f"{simhash:016x}{half:08x}" for simhash, half in self._own)}
 
 
 def _read(text: Any) -> list[tuple[int, int]]:

@@ -61,13 +61,13 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     markdown: str | None = None
     main: str = ""
     """Digest of the main text; only where changes are detected."""
-    likeness: int | None = None
+    path_simhash: int | None = None
     """SimHash of the main text; only where the page may be a copy of the last one of its path."""
-    beside: int | None = None
+    query_simhash: int | None = None
     """SimHash of the text outside links; only where the page's query may be one of an endless series of its path."""
     simhash: int | None = None
     """SimHash of the main text of every page, where near-duplicates are detected."""
-    tells: bool = False
+    has_enough_text: bool = False
     """Whether there is enough text to call the page a copy."""
     cut: dict[str, int | None] = {}
     """What is missing of the page, by the limit that dropped it."""
@@ -83,7 +83,7 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
 
         Excluded are pages with little text, pages on which the spider failed, and pages that were cut, because the
         missing part may be what differs."""
-        return None if not self.tells or self.error or self.cut else self.simhash
+        return None if not self.has_enough_text or self.error or self.cut else self.simhash
 
 
 def make_spider(settings: Settings) -> Spider:
@@ -204,10 +204,10 @@ class SpiderRunner:
             robots=robots,
             markdown=markdown,
             main=look.digest,
-            likeness=look.likeness,
-            beside=look.beside,
+            path_simhash=look.path_simhash,
+            query_simhash=look.query_simhash,
             simhash=int(known.simhash, 16) if known is not None and known.simhash else look.simhash,
-            tells=look.tells,
+            has_enough_text=look.has_enough_text,
             cut=page.cut if known is None else _still_cut(page, known),
             error=error,
             kind=kind,
@@ -427,7 +427,7 @@ class PageProcessor:
         """Run the spider over a page; `made` maps keys to requests for links of earlier pages."""
         page = await self._extractor.extract(request, response, suspect=suspect, aside=aside)
         if page.error:
-            self._complain(request.url, page)
+            self._log_error_once(request.url, page)
         year = _year_of(int(response.fetched_at // _DAY_SECONDS)) if response.fetched_at else 0
         links = self.linker.follow(request, page.urls, year=year, made=made) if page.urls else []
         if page.requests:
@@ -435,7 +435,7 @@ class PageProcessor:
         row = row_of(request, response, page)
         return ProcessedPage(row, tuple(links), page)
 
-    def _complain(self, url: str, page: Extracted) -> None:
+    def _log_error_once(self, url: str, page: Extracted) -> None:
         """Log each kind of spider error once; the records have all of them."""
         kind = page.error.partition(":")[0] if page.kind == ExtractError.kind else page.kind
         if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:

@@ -53,7 +53,7 @@ class LaneDelay:
             self._answered_at = earlier._answered_at
             self._next_at = max(self._next_at, earlier._answered_at + rest)
 
-    def heed(self, crawl_delay: float) -> float | None:
+    def apply_crawl_delay(self, crawl_delay: float) -> float | None:
         """Apply the Crawl-delay of the site's robots.txt; return the delay to store in the frontier if it changed, else
         None.
 
@@ -84,7 +84,7 @@ class LaneDelay:
         self.rest_seconds = delay * self._lanes
 
 
-_SITES = 8
+_TRIP_SITES = 8
 """Number of known sites that must become unreachable in a row, with no other answer, to open the circuit."""
 _REMEMBERED = 20_000
 _WINDOW_SECONDS = 120.0
@@ -100,7 +100,7 @@ class Breaker:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._met: OrderedDict[str, None] = OrderedDict()
+        self._reached: OrderedDict[str, None] = OrderedDict()
         """The last sites that have answered."""
         self._dark: dict[str, float] = {}
         self._next_probe_at = 0.0
@@ -113,14 +113,14 @@ class Breaker:
 
     def answered(self, site: str) -> None:
         """Record that a site was reached, and so was the network."""
-        self._met[site] = None
-        if len(self._met) > _REMEMBERED:
-            self._met.popitem(last=False)
+        self._reached[site] = None
+        if len(self._reached) > _REMEMBERED:
+            self._reached.popitem(last=False)
         self._opened_at = None
         if self._dark:
             self._dark.clear()
 
-    def takes(self, site: str, error: FetchError, *, was_there: bool) -> bool:
+    def is_network_error(self, site: str, error: FetchError, *, was_there: bool) -> bool:
         """Return whether an error is the network's: the request is then retried once `wait` is over."""
         if isinstance(error, BadEncoding | ProtocolBroken | TlsRefused | TooLarge):
             # A server answered, even if with an error.
@@ -128,10 +128,10 @@ class Breaker:
         if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
             return False
         now = self._clock.monotonic()
-        if self._opened_at is None and (was_there or site in self._met):
+        if self._opened_at is None and (was_there or site in self._reached):
             # Sites that became unreachable long ago, one by one, do not count.
             self._dark = {name: at for name, at in self._dark.items() if at > now - _WINDOW_SECONDS} | {site: now}
-            if len(self._dark) >= _SITES:
+            if len(self._dark) >= _TRIP_SITES:
                 self._opened_at, self._next_probe_at = now, now + PROBE_SECONDS
         return self.is_open
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.cut import drops_text
-from gossamer.engine.judge import Verdict, is_alike
+from gossamer.engine.verdict import Verdict, is_in_chain
 from gossamer.frontier import recrawl
 from gossamer.frontier.recrawl import VisitOutcome
 from gossamer.model import Lease, Request, Response
@@ -18,12 +18,12 @@ from gossamer.settings import Settings
 
 _WORLD = "world"
 """Key of a site's memo: number of pages of the whole crawl, price of a visit, and the time of that estimate."""
-_HEARSAY_SECONDS = 7 * 86_400.0
+_ESTIMATE_SECONDS = 7 * 86_400.0
 _WORKED_OUT_AGAIN = 1.02
 """Factor by which the number of pages must change for a new price."""
 
 
-class Seen(NamedTuple):
+class PageFingerprint(NamedTuple):
     """What a visit got: digests of the body and of the main text, and what was cut of the page."""
 
     digest: str = ""
@@ -53,16 +53,16 @@ class RecrawlPlanner:
         self._price = 0.0
         self._priced_pages = 0
         self._priced_at = 0.0
-        self._heard: tuple[int, float, float] = (0, 0.0, 0.0)
+        self._estimate: tuple[int, float, float] = (0, 0.0, 0.0)
 
-    def meet(self, lease: Lease) -> None:
+    def learn(self, lease: Lease) -> None:
         """Learn from the memo of a leased site."""
         if not self._rule.kind or not lease.memo:
             return
         self._population.learn(lease.site, lease.memo)
         world = lease.memo.get(_WORLD)
-        if world and (world[0] >= self._heard[0] or self._clock.epoch() > self._heard[2] + _HEARSAY_SECONDS):
-            self._heard = (world[0], world[1], world[2])
+        if world and (world[0] >= self._estimate[0] or self._clock.epoch() > self._estimate[2] + _ESTIMATE_SECONDS):
+            self._estimate = (world[0], world[1], world[2])
 
     def conditional(self, request: Request) -> Request:
         """Return the request with the validators of the last visit (ETag, Last-Modified), for a conditional GET."""
@@ -84,24 +84,29 @@ class RecrawlPlanner:
         verdict: Verdict,
         *,
         answer: Response | None,
-        seen: Seen | None,
+        seen: PageFingerprint | None,
     ) -> NextVisit:
         """Return the time of the page's next visit, and the state to store until then."""
         rule, settings = self._rule, self._settings
-        if not rule.kind or verdict.status == "retry" or is_alike(request, request.url):
+        if not rule.kind or verdict.status == "retry" or is_in_chain(request, request.url):
             # Behind a cookie wall, or a redirect to another spelling, the page comes again under the key that it had
             # before.
             return NextVisit(verdict.again_in)
         before = recrawl.read(request.state)
         if verdict.status == "done" and answer is not None:
-            after = self._succeeded(before, request, answer, seen or Seen())
+            after = self._succeeded(before, request, answer, seen or PageFingerprint())
         else:
             after = recrawl.failed(before, answer.status if answer is not None else 0)
-        price, longest = self._offer() if rule.kind == "budget" else (0.0, 0.0)
+        price, longest = self._price_and_limit() if rule.kind == "budget" else (0.0, 0.0)
         wait = recrawl.again_in(after, rule, settings, price=price, longest=longest)
         after = recrawl.counted(after, wait, settings)
         changes = self._counted(lease, memo, before, after)
-        if before.hint and verdict.status == "done" and answer is not None and not drops_text((seen or Seen()).cut):
+        if (
+            before.hint
+            and verdict.status == "done"
+            and answer is not None
+            and not drops_text((seen or PageFingerprint()).cut)
+        ):
             key = f"{recrawl.HINTS}{lease.lane}"
             found = recrawl.compared(before, digest=after.digest, text=after.text)
             changes[key] = recrawl.witnessed(memo.get(key, {}), found)
@@ -112,7 +117,9 @@ class RecrawlPlanner:
             wait = max(random.random() * spread, settings.revisit_min_seconds)
         return NextVisit(wait, recrawl.written(after), changes)
 
-    def _succeeded(self, before: VisitOutcome, request: Request, answer: Response, seen: Seen) -> VisitOutcome:
+    def _succeeded(
+        self, before: VisitOutcome, request: Request, answer: Response, seen: PageFingerprint
+    ) -> VisitOutcome:
         now, settings = self._clock.epoch(), self._settings
         if answer.status == 304:
             return recrawl.succeeded(before, "same", settings, now=now)
@@ -142,21 +149,21 @@ class RecrawlPlanner:
         changes: dict[str, Any] = {key: recrawl.tallied(memo.get(key, {}), old, new)}
         self._population.learn(lease.site, changes)
         if self._rule.kind == "budget":
-            changes[_WORLD] = self._heard if self._goes_by_hearsay() else self._own_world()
+            changes[_WORLD] = self._estimate if self._uses_shared_estimate() else self._own_estimate()
         return changes
 
-    def _own_world(self) -> tuple[int, float, float]:
+    def _own_estimate(self) -> tuple[int, float, float]:
         return self._priced_pages, float(f"{self._price:.4g}"), round(self._priced_at)
 
-    def _goes_by_hearsay(self) -> bool:
-        pages, _, worked_out_at = self._heard
-        is_recent = self._clock.epoch() < worked_out_at + _HEARSAY_SECONDS
+    def _uses_shared_estimate(self) -> bool:
+        pages, _, worked_out_at = self._estimate
+        is_recent = self._clock.epoch() < worked_out_at + _ESTIMATE_SECONDS
         return is_recent and self._population.pages < 0.7 * pages
 
-    def _offer(self) -> tuple[float, float]:
+    def _price_and_limit(self) -> tuple[float, float]:
         """Return the present price of a visit, and the longest time between two visits."""
-        if self._goes_by_hearsay():
-            return self._heard[1], recrawl.longest_wait(self._heard[0], self._rule, self._settings)
+        if self._uses_shared_estimate():
+            return self._estimate[1], recrawl.longest_wait(self._estimate[0], self._rule, self._settings)
         now, pages, settings = self._clock.epoch(), max(self._population.pages, 1), self._settings
         grown = max(pages, self._priced_pages) / max(min(pages, self._priced_pages), 1)
         longest = recrawl.longest_wait(pages, self._rule, settings)

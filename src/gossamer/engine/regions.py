@@ -25,7 +25,7 @@ _AT_ONCE_SECONDS = 0.05
 """Max seconds in a row that measuring may take after a pause; on average it takes the share `_SHARE` of the time."""
 
 
-class Connects:
+class RoundTrips:
     """The round trips of this process's connections, by address, read from the kernel without sending anything.
 
     The client does not report when a connection was established. But the kernel times the handshake and everything
@@ -84,7 +84,7 @@ _CONNECT, _HOME, _MOVES = "connect", "home", "moves"
 
 
 @dataclass(slots=True)
-class Places:
+class RegionContext:
     """A worker's region, and what its heartbeat has learned about the others."""
 
     here: str
@@ -93,16 +93,16 @@ class Places:
     """Seconds that an unreachable site counts for."""
     live: frozenset[str] = frozenset()
     """Regions that have live workers now."""
-    connects: Connects | None = None
+    connects: RoundTrips | None = None
     """Measures the time to connect; without it, the time to the headers of an answer counts."""
     also: frozenset[str] = frozenset()
     """Other regions in which sites wait and no worker is live: the engine leases from them too."""
 
 
-class Placing:
+class RegionChooser:
     """Observes the answers of one lease, and decides once which region the site belongs to."""
 
-    def __init__(self, lease: Lease, places: Places) -> None:
+    def __init__(self, lease: Lease, places: RegionContext) -> None:
         self._lease = lease
         self._places = places
         self._fastest = inf

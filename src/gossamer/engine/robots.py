@@ -160,7 +160,7 @@ class SubresourceRobots:
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
-        self._gates: OrderedDict[str, SiteRobots] = OrderedDict()
+        self._origins: OrderedDict[str, SiteRobots] = OrderedDict()
         self._asking: dict[str, asyncio.Lock] = {}
 
     def learn(self, known: Mapping[str, bytes]) -> None:
@@ -173,23 +173,23 @@ class SubresourceRobots:
 
         If several pages need the rules of an origin, only one fetches them."""
         origin = urls.origin(url)
-        gate = self._gates.get(origin)
-        if gate is None or gate.is_due(url):
+        site_robots = self._origins.get(origin)
+        if site_robots is None or site_robots.is_due(url):
             async with self._asking.setdefault(origin, asyncio.Lock()):
-                gate = self._gates.get(origin) or SiteRobots({}, self._settings, self._clock)
+                site_robots = self._origins.get(origin) or SiteRobots({}, self._settings, self._clock)
                 try:
-                    if gate.is_due(url):
-                        await gate.refresh(url, fetch)
+                    if site_robots.is_due(url):
+                        await site_robots.refresh(url, fetch)
                 except FetchError:
                     return False
                 finally:
                     self._asking.pop(origin, None)
-                self._keep(origin, gate)
-        return gate.allows(url)
+                self._keep(origin, site_robots)
+        return site_robots.allows(url)
 
-    def _keep(self, origin: str, gate: SiteRobots) -> None:
-        self._gates[origin] = gate
-        self._gates.move_to_end(origin)
-        held = sum(kept.weight for kept in self._gates.values())
-        while len(self._gates) > 1 and (len(self._gates) > _MOST_ORIGINS or held > _MOST_RULES):
-            held -= self._gates.popitem(last=False)[1].weight
+    def _keep(self, origin: str, site_robots: SiteRobots) -> None:
+        self._origins[origin] = site_robots
+        self._origins.move_to_end(origin)
+        held = sum(kept.weight for kept in self._origins.values())
+        while len(self._origins) > 1 and (len(self._origins) > _MOST_ORIGINS or held > _MOST_RULES):
+            held -= self._origins.popitem(last=False)[1].weight

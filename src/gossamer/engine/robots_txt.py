@@ -100,12 +100,14 @@ class Matcher:
 
     def __init__(self, rules: Rules) -> None:
         count = rules.count
-        self._written = self._plain = _Reading(((_common(pattern), allow) for pattern, allow in rules.lines()), count)
+        self._written = self._plain = _PatternIndex(
+            ((_common(pattern), allow) for pattern, allow in rules.lines()), count
+        )
         self.weight = count * _RULE_BYTES if count <= MANY else 4 * len(rules.text)
         """Approximate size in bytes."""
         if _ESCAPED_LETTER.search(rules.text):
             plain = ((_plain(_common(pattern)), allow) for pattern, allow in rules.lines())
-            self._plain = _Reading(plain, count)
+            self._plain = _PatternIndex(plain, count)
             self.weight *= 2
 
     def allowed(self, path_query: str) -> bool:
@@ -122,7 +124,7 @@ class Matcher:
         return self._plain is self._written or self._written.allows(written) or self._written.allows(plain)
 
 
-class Rulings:
+class RuleFinder:
     """Finds the rule that decides about a path, to show it to people. A `Matcher` is faster for allow or deny."""
 
     def __init__(self, rules: Rules) -> None:
@@ -137,13 +139,13 @@ class Rulings:
         return None
 
 
-class _Reading:
+class _PatternIndex:
     """Patterns by the text before their first wildcard.
 
     A pattern's weight is twice its length, plus one if it allows: the heaviest match wins, and Allow wins a tie."""
 
     def __init__(self, rules: Iterable[tuple[str, bool]], count: int) -> None:
-        shelf = _Quick if count <= MANY else _Narrow
+        shelf = _SmallIndex if count <= MANY else _LargeIndex
         exact, prefixes, wild = shelf(), shelf(), shelf()
         heaviest: dict[int, int] = {}
         for pattern, allow in rules:
@@ -187,7 +189,7 @@ class _Reading:
         return best & 1 == 1
 
 
-class _Quick:
+class _SmallIndex:
     """The index for typical files: weights, and the rest after the first wildcard of each pattern, by prefix."""
 
     def __init__(self) -> None:
@@ -211,7 +213,7 @@ class _Quick:
         return self._wild.get
 
 
-class _Narrow:
+class _LargeIndex:
     """The index for files with very many rules: one sorted text instead of an object for each rule."""
 
     def __init__(self) -> None:

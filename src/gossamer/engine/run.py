@@ -33,13 +33,13 @@ from gossamer.clock import Clock
 from gossamer.download.base import LearnsSites
 from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Result, Store
-from gossamer.engine.concurrency import AddressLimits, Machine, Measures, Slots, first_limit, regulate
+from gossamer.engine.concurrency import AddressLimits, LoadMeter, Machine, Slots, first_limit, regulate
 from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.links import KnownKeys
 from gossamer.engine.parsing import PageProcessor
-from gossamer.engine.regions import Places
+from gossamer.engine.regions import RegionContext
 from gossamer.engine.robots import Rulebook, SubresourceRobots
-from gossamer.engine.visit import Context, Visit
+from gossamer.engine.visit import Visit, VisitContext
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.middleware import Fetch
@@ -67,14 +67,14 @@ class Engine:
         recent: KnownKeys,
         settings: Settings,
         clock: Clock,
-        places: Places | None = None,
-        trail: RequestLog | None = None,
+        places: RegionContext | None = None,
+        request_log: RequestLog | None = None,
         jar: CookieJar | None = None,
         remembers: LearnsSites | None = None,
-        loads: SubresourceRobots | None = None,
+        subresource_robots: SubresourceRobots | None = None,
         address_limits: AddressLimits | None = None,
         visits: Callable[..., Visit] = Visit,
-        machine: Measures | None = None,
+        machine: LoadMeter | None = None,
     ) -> None:
         self._machine = machine
         self._lifecycle = lifecycle
@@ -90,9 +90,14 @@ class Engine:
         self._stop = asyncio.Event()
         self._slots = Slots(settings.concurrency)
         self._committer = Committer(
-            store, frontier, clock=clock, every=settings.commit_seconds, committed=self._committed, trail=trail
+            store,
+            frontier,
+            clock=clock,
+            every=settings.commit_seconds,
+            committed=self._committed,
+            request_log=request_log,
         )
-        self._context = Context(
+        self._context = VisitContext(
             settings=settings,
             clock=clock,
             fetch=fetch,
@@ -103,10 +108,10 @@ class Engine:
             stopping=self._stop,
             went_to_sleep=self._changed.set,
             places=places,
-            trail=trail,
+            request_log=request_log,
             jar=jar,
             remembers=remembers,
-            loads=loads,
+            subresource_robots=subresource_robots,
             address_limits=address_limits,
         )
 
@@ -221,7 +226,7 @@ class Engine:
                 self._forget()
                 await self._unless_stopped(self._clock.sleep(1.0))
                 continue
-            self._heard(grant.run)
+            self._note_run(grant.run)
             for lease in grant.leases:
                 visit = self._visits[lease.token] = self._new_visit(lease, self._context, sent_at=sent_at)
                 self._tasks[lease.token] = tasks.create_task(self._run_visit(visit))
@@ -300,7 +305,7 @@ class Engine:
                 else:
                     visit.lost = True
 
-    def _heard(self, run: int) -> None:
+    def _note_run(self, run: int) -> None:
         """Record the run of the store.
 
         Another run may have lost links: pages that it lost come again, and must send all their links again."""
@@ -317,7 +322,7 @@ class Engine:
     def _committed(self, results: Sequence[Result], run: int) -> None:
         """Record that this run of the store accepted these results with their links: their keys need not be sent
         again."""
-        self._heard(run)
+        self._note_run(run)
         for result in results:
             self._recent.update(link.key for link in result.outcome.links)
 

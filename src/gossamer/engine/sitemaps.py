@@ -12,9 +12,9 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.engine.judge import Verdict
 from gossamer.engine.links import Linker
 from gossamer.engine.robots_txt import MAX_SITEMAPS, Robots
+from gossamer.engine.verdict import Verdict
 from gossamer.extract.sitemap import PROBLEMS, Sitemap, SitemapEntry, parse
 from gossamer.frontier import recrawl
 from gossamer.model import Request, Response
@@ -44,7 +44,7 @@ class Discovery(NamedTuple):
     memo: dict[str, Any]
 
 
-class Reading(NamedTuple):
+class SitemapResult(NamedTuple):
     """The result of reading a sitemap."""
 
     reason: str
@@ -62,7 +62,7 @@ class Sitemaps:
         self._linker = linker
         self._clock = clock
 
-    def knows(self, url: str, memo: dict[str, Any]) -> bool:
+    def has_looked_up(self, url: str, memo: dict[str, Any]) -> bool:
         """Return whether the sitemaps of this URL's origin were looked up."""
         return _mark(url) in memo
 
@@ -90,28 +90,28 @@ class Sitemaps:
 
     async def read(
         self, request: Request, response: Response | None, verdict: Verdict, memo: dict[str, Any]
-    ) -> Reading:
+    ) -> SitemapResult:
         """Return the result of a sitemap, or of a missing one."""
         before = request.state or {}
         if verdict.status != "done" or response is None:
             if request.referrer:
                 log.warning("sitemap %s: %s", request.url, verdict.reason)
-                return self._again(FAILED, before, {}, same=True)
-            return self._again(NONE, before, {}, same=True, requests=self._elsewhere(request))
+                return self._result(FAILED, before, {}, same=True)
+            return self._result(NONE, before, {}, same=True, requests=self._second_location(request))
         if verdict.target:
             moved = self._linker.sitemap(verdict.target, **_standing(request), referrer=request.referrer)
             moved = msgspec.structs.replace(moved, hops=request.hops + 1)
-            return self._again(READ, before, {}, same=False, requests=[moved])
+            return self._result(READ, before, {}, same=False, requests=[moved])
         digest = hashlib.sha1(response.body, usedforsecurity=False).hexdigest()
         if response.status == 304 or digest == before.get("digest"):
-            return self._again(READ, before, before, same=True)
+            return self._result(READ, before, before, same=True)
         kind = response.header("content-type")
         if len(response.body) > _INLINE_BYTES:
             found = await asyncio.to_thread(parse, response.body, request.url, kind)
         else:
             found = parse(response.body, request.url, kind)
         if not found.kind and not request.referrer:
-            return self._again(NONE, before, {"digest": digest}, same=True, requests=self._elsewhere(request))
+            return self._result(NONE, before, {"digest": digest}, same=True, requests=self._second_location(request))
         if response.cut:
             found.problems["cut"] = 1
         self._report(request, found)
@@ -124,16 +124,16 @@ class Sitemaps:
             "listed": len(found.pages),
             "children": len(children),
         }
-        return self._again(READ, before, state, same=False, requests=[*children, *pages], memo=counted)
+        return self._result(READ, before, state, same=False, requests=[*children, *pages], memo=counted)
 
-    def _elsewhere(self, request: Request) -> list[Request]:
+    def _second_location(self, request: Request) -> list[Request]:
         """Return the second default location, if the sitemap at the first is missing and was not named by a
         robots.txt."""
         standing = _standing(request)
         url = f"{standing['origin']}{OTHER}"
         return [self._linker.sitemap(url, **standing, referrer="")] if request.url != url else []
 
-    def _again(
+    def _result(
         self,
         reason: str,
         before: dict[str, Any],
@@ -142,14 +142,14 @@ class Sitemaps:
         same: bool,
         requests: Sequence[Request] = (),
         memo: dict[str, Any] | None = None,
-    ) -> Reading:
+    ) -> SitemapResult:
         """Return the result with the next visit: a changed sitemap after the usual interval, others after twice the
         last one."""
         settings = self._settings
         wait = min(2.0 * before.get("wait", settings.sitemap_seconds / 2), settings.revisit_seconds)
         wait = max(wait, settings.sitemap_seconds) if same else settings.sitemap_seconds
         state = {**state, "wait": wait, "seen_at": self._clock.epoch()}
-        return Reading(reason, requests, wait if settings.recrawl else None, state, memo)
+        return SitemapResult(reason, requests, wait if settings.recrawl else None, state, memo)
 
     def _children(
         self, request: Request, found: Sitemap, before: int, memo: dict[str, Any]

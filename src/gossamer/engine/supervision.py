@@ -9,7 +9,7 @@ with an error.
 **Finding the page.** A dead process cannot report the page in hand. So each worker writes the page's key into eight
 bytes of a memory-mapped file (`CrashMarker`) before it handles a page, and 0 afterwards. The bytes are in the kernel's
 page cache, so they survive `kill -9` and a crash in C code, and cost no system call. The process that takes back the
-dead worker's leases reads them (`left_behind`), and counts the loss against that page alone: after two losses it is
+dead worker's leases reads them (`take_marked_key`), and counts the loss against that page alone: after two losses it is
 leased alone, after `max_deliveries` it is parked (P10). If the machine loses power, the marker may be lost; then no
 page is blamed.
 
@@ -189,7 +189,7 @@ class CrashMarker:
             self._path.unlink(missing_ok=True)
 
 
-def left_behind(path: Path) -> int:
+def take_marked_key(path: Path) -> int:
     """Return the key of the page that a dead process was handling, 0 for none; remove the marker."""
     try:
         data = path.read_bytes()

@@ -111,24 +111,24 @@ def after_page(
     url: str,
     prefix: str,
     *,
-    likeness: int | None,
+    simhash: int | None,
     leads_on: bool,
     now: float,
     settings: Settings,
 ) -> dict[str, Path] | None:
     """Return a lane's paths after one more page; None if nothing changes that is worth storing.
 
-    `likeness` is the SimHash of the page's main text, None for a page that clearly differs from the last one. A page
+    `simhash` is the SimHash of the page's main text, None for a page that clearly differs from the last one. A page
     that is a near-duplicate of the last one of its path and `leads_on` to new URLs there extends the row of
     near-duplicates. One that leads nowhere may be one of many with little text, and is ignored. Any other page ends the
     row."""
     before = paths.get(prefix, {})
     counts = settings.prefix_budget is not None
     alike, like = 0, ""
-    if likeness is not None and settings.alike_pages:
+    if simhash is not None and settings.alike_pages:
         last = int(before["like"], 16) if before.get("like") else None
-        near = last is not None and are_near(last, likeness)
-        alike, like = (before.get("alike", 0) if near else 0) + leads_on, f"{likeness:016x}"
+        near = last is not None and are_near(last, simhash)
+        alike, like = (before.get("alike", 0) if near else 0) + leads_on, f"{simhash:016x}"
     if not counts and alike == before.get("alike", 0):
         return None
     after: Path = {"pages": before.get("pages", 0) + 1, "alike": alike, "like": like}
@@ -203,7 +203,7 @@ def after_combination(
     url: str,
     target: str,
     *,
-    likeness: int | None,
+    simhash: int | None,
     leads_on: bool,
     leads_away: bool,
     now: float,
@@ -211,17 +211,17 @@ def after_combination(
 ) -> dict[str, Place] | None:
     """Return a lane's places after one more page with a query; None if nothing changes that is worth storing.
 
-    `likeness` is the SimHash of the page's text outside links, None if it clearly differs from the last one. A page
+    `simhash` is the SimHash of the page's text outside links, None if it clearly differs from the last one. A page
     that is a near-duplicate of the last one of its path, and `leads_on` to new queries of it and not `leads_away`,
     extends the row. One that leads nowhere new is ignored. Any other page ends the row."""
     place = place_of(target)
     before = places.get(place, {})
-    near = likeness is not None and bool(before.get("like")) and are_near(int(before["like"], 16), likeness)
+    near = simhash is not None and bool(before.get("like")) and are_near(int(before["like"], 16), simhash)
     if near and not leads_on and not leads_away:
         return None
     asleep = [family for family in before.get("asleep", ()) if family["asleep_until"] > now]
     after: Place = {"asleep": asleep} if asleep else {}
-    if likeness is not None and leads_on and not leads_away:
+    if simhash is not None and leads_on and not leads_away:
         row = _row(before if near else {}, url, target)
         if row["alike"] >= settings.alike_pages and len(row["shapes"]) >= _SHAPES:
             family = {
@@ -231,7 +231,7 @@ def after_combination(
             after = {"asleep": _with(asleep, family)}
         else:
             # A row that only counts pages is not stored without limit.
-            after |= {**row, "alike": min(row["alike"], settings.alike_pages), "like": f"{likeness:016x}"}
+            after |= {**row, "alike": min(row["alike"], settings.alike_pages), "like": f"{simhash:016x}"}
     if after == before:
         return None
     others = {name: other for name, other in places.items() if name != place}
@@ -313,44 +313,44 @@ class Paths:
         return tuple(found)
 
     def saw(
-        self, request: Request, likeness: int | None, links: tuple[Request, ...], *, beside: int | None = None
+        self, request: Request, simhash: int | None, links: tuple[Request, ...], *, query_simhash: int | None = None
     ) -> dict[str, Any]:
         """Record a fetched page with its possibly new links; return the changes to the memo.
 
-        `likeness` and `beside` are SimHashes of its main text and of its text outside links, if they may match the last
-        page."""
+        `simhash` and `query_simhash` are SimHashes of its main text and of its text outside links, if they may match
+        the last page."""
         if was_seen(request.state):
             return {}
         target = urls.path_query(request.url)
         prefix = prefix_of(target)
-        leads_on = likeness is not None and any(
+        leads_on = simhash is not None and any(
             link.site == self._site and prefix_of(urls.path_query(link.url)) == prefix for link in links
         )
         paths = after_page(
             self._memo.get(self._key, {}),
             request.url,
             prefix,
-            likeness=likeness,
+            simhash=simhash,
             leads_on=leads_on,
             now=self._clock.epoch(),
             settings=self._settings,
         )
         changed = {} if paths is None else {self._key: paths}
-        queries = self._combined(request.url, target, beside, links)
+        queries = self._combined(request.url, target, query_simhash, links)
         return changed if queries is None else {**changed, self._queries: queries}
 
     def _combined(
-        self, url: str, target: str, beside: int | None, links: tuple[Request, ...]
+        self, url: str, target: str, query_simhash: int | None, links: tuple[Request, ...]
     ) -> dict[str, Place] | None:
         places, place = self._memo.get(self._queries, {}), place_of(target)
-        if not place or not self._settings.alike_pages or (beside is None and place not in places):
+        if not place or not self._settings.alike_pages or (query_simhash is None and place not in places):
             return None
         alike = [link.site == self._site and place_of(urls.path_query(link.url)) == place for link in links]
         return after_combination(
             places,
             url,
             target,
-            likeness=beside,
+            simhash=query_simhash,
             leads_on=any(alike),
             leads_away=not all(alike),
             now=self._clock.epoch(),

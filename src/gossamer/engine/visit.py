@@ -9,7 +9,7 @@ A `Visit` processes the batch of a lease. For each request, in this order:
 4. The lease. After the end of the lease nothing may be sent, because another worker may have the site by then (P2, P5).
    It is checked when the slot is free, and once more by the downloader after DNS lookup and connect
    (`check_before_sending`): either may take long, and the machine may be suspended in between.
-5. The fetch, and the verdict about its answer (`judge`): done, failed, retry, or redirect.
+5. The fetch, and the verdict about its answer (`verdict`): done, failed, retry, or redirect.
 6. The spider, for pages. Links that were sent with an earlier outcome of this lease are left out (`SentLinks`).
 7. The result, handed to the committer with notes about the site.
 
@@ -44,17 +44,24 @@ from gossamer.cut import CUT, counted, drops_text
 from gossamer.download.base import LearnsSites, check_before_sending
 from gossamer.engine import allocator
 from gossamer.engine.budget import Interrupted
-from gossamer.engine.commit import Committer, Listed, Result
+from gossamer.engine.commit import AddedRequests, Committer, Result
 from gossamer.engine.concurrency import AddressLimits, Slots
-from gossamer.engine.judge import COOKIES, MAX_HOPS, Verdict, asks_again, judge_error, judge_response
 from gossamer.engine.near_duplicates import NearDuplicates, text_digest
 from gossamer.engine.parsing import Extracted, PageProcessor, answer_row, record_of
 from gossamer.engine.politeness import Breaker, LaneDelay
-from gossamer.engine.recrawl import NextVisit, RecrawlPlanner, Seen
-from gossamer.engine.regions import Places, Placing
+from gossamer.engine.recrawl import NextVisit, PageFingerprint, RecrawlPlanner
+from gossamer.engine.regions import RegionChooser, RegionContext
 from gossamer.engine.robots import Rulebook, SiteRobots, SubresourceRobots
 from gossamer.engine.sitemaps import CHUNK, Sitemaps
 from gossamer.engine.traps import Paths
+from gossamer.engine.verdict import (
+    COOKIES,
+    MAX_HOPS,
+    Verdict,
+    classify_error,
+    classify_response,
+    sets_cookie_and_returns,
+)
 from gossamer.errors import ConnectFailed, Disallowed, FetchError, Forbidden, ProxyFailed
 from gossamer.middleware import Fetch
 from gossamer.middleware.cookies import CookieJar
@@ -111,7 +118,7 @@ class SiteCookies:
                 jar.load(lease.site, others)
         is_told = jar.load(lease.site, lease.memo.get(self._place))
         self._told = jar.revision(lease.site) if is_told else 0
-        self._lent: dict[str, int] = {}
+        self._with_cookies: dict[str, int] = {}
 
     def news(self) -> dict[str, Any]:
         """Return the site's cookies if they have changed.
@@ -127,7 +134,7 @@ class SiteCookies:
         if request.meta and COOKIES in request.meta:
             self._jar.load(self._site, request.meta[COOKIES])
 
-    def lend(self, links: Sequence[Request], *, always: bool = False) -> tuple[Request, ...]:
+    def attach(self, links: Sequence[Request], *, always: bool = False) -> tuple[Request, ...]:
         """Return the links, with cookies on the first one to each other host; `always` repeats cookies sent before."""
         first: dict[str, int] = {}
         for place, link in enumerate(links):
@@ -138,14 +145,14 @@ class SiteCookies:
         found = list(links)
         for site, place in first.items():
             revision = self._jar.revision(site)
-            if (always or self._lent.get(site) != revision) and (plain := self._jar.shared(self._site, site)):
-                self._lent[site] = revision
+            if (always or self._with_cookies.get(site) != revision) and (plain := self._jar.shared(self._site, site)):
+                self._with_cookies[site] = revision
                 meta = {**(found[place].meta or {}), COOKIES: plain}
                 found[place] = msgspec.structs.replace(found[place], meta=meta)
         return tuple(found)
 
 
-class Turns:
+class LaneVisits:
     """The newest visit of each lane in this process.
 
     A lane is leased again while a visit of it is running only if the earlier lease expired, as after a suspension of
@@ -173,7 +180,7 @@ class Turns:
 
 
 @dataclass(slots=True)
-class Context:
+class VisitContext:
     """The parts of the engine that a visit uses."""
 
     settings: Settings
@@ -185,9 +192,9 @@ class Context:
     slots: Slots
     stopping: asyncio.Event
     went_to_sleep: Callable[[], None]
-    places: Places | None = None
+    places: RegionContext | None = None
     """Set where sites find their region automatically."""
-    trail: RequestLog | None = None
+    request_log: RequestLog | None = None
     """Set where there is a request log."""
     jar: CookieJar | None = None
     """Set where cookies are stored; they are part of the site state."""
@@ -195,14 +202,14 @@ class Context:
     """Set where the downloader learns about sites."""
     address_limits: AddressLimits | None = None
     """Set where fetches per address are limited."""
-    loads: SubresourceRobots | None = None
+    subresource_robots: SubresourceRobots | None = None
     """Set where a browser loads pages, and robots.txt is obeyed."""
     paused: bool = False
     """Whether the job is paused: visits end after the request in hand, and the engine stays."""
     revisits: RecrawlPlanner = field(init=False)
     breaker: Breaker = field(init=False)
     sitemaps: Sitemaps = field(init=False)
-    turns: Turns = field(default_factory=Turns)
+    turns: LaneVisits = field(default_factory=LaneVisits)
 
     keeps_pages: bool = False
     """Whether a sink stores bodies and links."""
@@ -226,7 +233,7 @@ class Visit:
     `lost` is set by the renewal loop, by a later visit of the lane, and by the checks before sending; it is never
     cleared. `sleeping` is true while the visit uses no fetch slot. `sent_links` need not be sent again."""
 
-    def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
+    def __init__(self, lease: Lease, context: VisitContext, *, sent_at: float) -> None:
         self.lease = lease
         self._context = context
         self.renewed(sent_at, lease.ttl)
@@ -235,22 +242,24 @@ class Visit:
         self._unsent = False
         self._settings = context.settings
         self._clock = context.clock
-        self._gate = SiteRobots(lease.robots, context.settings, context.clock, rulebook=context.rules)
+        self._robots = SiteRobots(lease.robots, context.settings, context.clock, rulebook=context.rules)
         self._memo = dict(lease.memo)
         self._paths = Paths(lease, self._memo, context.settings, context.clock)
         self._copies = NearDuplicates(lease) if context.settings.dedupe else None
-        context.revisits.meet(lease)
+        context.revisits.learn(lease)
         self._cookies = SiteCookies(context.jar, lease) if context.jar is not None else None
-        self._pace = LaneDelay(lease, context.settings, context.clock)
+        self._delay = LaneDelay(lease, context.settings, context.clock)
         self._left_alone = False
         self._step: SentRequest | None = None
         """The last request, not in the request log yet: it is written once the cut of its page is known."""
         self.sent_links = SentLinks()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
-        if context.loads is not None:
-            context.loads.learn(lease.robots)
-        self._placing = Placing(lease, context.places) if context.places is not None and context.places.here else None
+        if context.subresource_robots is not None:
+            context.subresource_robots.learn(lease.robots)
+        self._placing = (
+            RegionChooser(lease, context.places) if context.places is not None and context.places.here else None
+        )
 
     def renewed(self, sent_at: float, ttl: float) -> None:
         """Set the deadline for sending: the lease's end, counted from `sent_at`, less the time to look up and
@@ -262,7 +271,7 @@ class Visit:
         check_before_sending.set(self._check)
         async with self._context.turns.take(self) as earlier:
             if earlier is not None:
-                self._pace.follow(earlier._pace)
+                self._delay.follow(earlier._delay)
             await self._work()
 
     def _check(self) -> None:
@@ -280,7 +289,7 @@ class Visit:
                     break
                 undone -= 1
         finally:
-            self._leave_step()
+            self._write_log()
         if undone and not self.lost:
             await self._context.committer.put(self.lease)
 
@@ -301,12 +310,12 @@ class Visit:
                 return False
             if self._settings.sitemaps and request.label != SITEMAP:
                 await self._discover(request.url)
-            if self._settings.robots and not self._gate.allows(request.url):
+            if self._settings.robots and not self._robots.allows(request.url):
                 await self._skip(request, Disallowed.kind)
                 return True
             response = await self._fetch(self._context.revisits.conditional(request))
             hops = request.hops
-            while self._settings.cookies and hops < MAX_HOPS and asks_again(request, response):
+            while self._settings.cookies and hops < MAX_HOPS and sets_cookie_and_returns(request, response):
                 response, hops = await self._fetch(request), hops + 1
         except _LeaseLost:
             return False
@@ -330,7 +339,7 @@ class Visit:
         return True
 
     async def _skip(self, request: Request, reason: str) -> None:
-        self._trace(request, self._clock.epoch(), None, skipped=reason, referrer=request.referrer)
+        self._log_request(request, self._clock.epoch(), None, skipped=reason, referrer=request.referrer)
         await self._settle(request, Verdict("skipped", reason))
 
     async def _may_fetch(self, request: Request) -> bool:
@@ -339,15 +348,15 @@ class Visit:
         The rules are committed as a note, before any page that they allow. A robots.txt that cannot be fetched forbids
         everything for a time: the site is on hold, and after `site_failures` in a row it is closed, so that the job
         ends; a continuous crawl keeps trying."""
-        if self._gate.is_due(request.url):
+        if self._robots.is_due(request.url):
             try:
-                robots = await self._gate.refresh(request.url, self._fetch)
+                robots = await self._robots.refresh(request.url, self._fetch)
             except _LeaseLost:
                 return False
-            delay = self._pace.heed(self._gate.crawl_delay)
+            delay = self._delay.apply_crawl_delay(self._robots.crawl_delay)
             learned = {urls.origin(request.url): robots.pack()}
-            if self._context.loads is not None:
-                self._context.loads.learn(learned)
+            if self._context.subresource_robots is not None:
+                self._context.subresource_robots.learn(learned)
             note = self._note(robots=learned, delay=delay)
             if robots.kind == "unreachable":
                 self._left_alone = True
@@ -358,9 +367,9 @@ class Visit:
                 if self._placing is not None:
                     await self._move(self._placing.after_fault())
             await self._context.committer.put(note)
-        elif self._gate.state(request.url).kind == "unreachable":
+        elif self._robots.state(request.url).kind == "unreachable":
             self._left_alone = True
-            hold = self._gate.state(request.url).good_until - self._clock.epoch()
+            hold = self._robots.state(request.url).good_until - self._clock.epoch()
             await self._context.committer.put(self._note(hold=max(hold, 0.0)))
         return not self._left_alone and not self._over()
 
@@ -370,14 +379,14 @@ class Visit:
         Requests go before the note about them."""
         sitemaps, committer = self._context.sitemaps, self._context.committer
         if not self._settings.robots:
-            if sitemaps.knows(url, self._memo):
+            if sitemaps.has_looked_up(url, self._memo):
                 return
             try:
-                await self._gate.refresh(url, self._fetch)
+                await self._robots.refresh(url, self._fetch)
             except FetchError:
                 return
-        if (found := sitemaps.discover(url, self._gate.state(url), self._memo)) is not None:
-            await committer.put(Listed(found.requests, self.lease.token))
+        if (found := sitemaps.discover(url, self._robots.state(url), self._memo)) is not None:
+            await committer.put(AddedRequests(found.requests, self.lease.token))
             self._memo.update(found.memo)
             await committer.put(self._note(memo=found.memo))
 
@@ -390,46 +399,48 @@ class Visit:
         context, site, repeats = self._context, self.lease.site, _REPEATS
         while True:
             # A timer may fire slightly early: check the clock again.
-            while (wait := self._pace.wait()) > 0 or (wait := context.breaker.wait()) > 0:
+            while (wait := self._delay.wait()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
             async with (
-                self._at_its_address(request) if context.address_limits is not None else _ANYWHERE,
+                self._address_slot(request) if context.address_limits is not None else _ANYWHERE,
                 context.slots,
             ):
                 if self.lost or self._clock.monotonic() >= self.deadline:
                     self.lost = True
                     raise _LeaseLost
                 sent_at, began = self._clock.epoch(), self._clock.monotonic()
-                rest = self._pace.rested(began)
+                rest = self._delay.rested(began)
                 try:
                     response = await context.fetch(request)
                     break
                 except asyncio.CancelledError:
-                    self._trace(request, sent_at, rest, error="cancelled", latency=self._clock.monotonic() - began)
+                    self._log_request(
+                        request, sent_at, rest, error="cancelled", latency=self._clock.monotonic() - began
+                    )
                     raise
                 except FetchError as error:
                     if self._unsent:
                         raise _LeaseLost from None
                     ended = self._clock.monotonic()
-                    self._trace(request, sent_at, rest, error=error.kind, latency=ended - began)
+                    self._log_request(request, sent_at, rest, error=error.kind, latency=ended - began)
                     if not isinstance(error, Forbidden):
-                        self._pace.answered(ended)
+                        self._delay.answered(ended)
                     if isinstance(error, ConnectFailed) and error.was_kept and repeats:
                         repeats -= 1
                         continue
-                    if not context.breaker.takes(site, error, was_there=self._gate.was_answered):
+                    if not context.breaker.is_network_error(site, error, was_there=self._robots.was_answered):
                         raise
         if not response.from_cache:
             at, size = response.fetched_at or sent_at, len(response.body)
-            self._trace(request, at, rest, status=response.status, latency=response.latency, bytes=size)
-            self._pace.answered(response.headers_at)
+            self._log_request(request, at, rest, status=response.status, latency=response.latency, bytes=size)
+            self._delay.answered(response.headers_at)
             context.breaker.answered(site)
             if self._placing is not None:
                 self._placing.saw(response.latency, response.address)
         return response
 
     @asynccontextmanager
-    async def _at_its_address(self, request: Request) -> AsyncIterator[None]:
+    async def _address_slot(self, request: Request) -> AsyncIterator[None]:
         """Hold a slot at the site's address for the block. A visit that waits for one uses no fetch slot."""
         address_limits = self._context.address_limits
         assert address_limits is not None
@@ -441,30 +452,32 @@ class Visit:
             self.sleeping = False
             yield
 
-    def _trace(self, request: Request, at: float, rest: float | None, *, latency: float = 0.0, **known: Any) -> None:
+    def _log_request(
+        self, request: Request, at: float, rest: float | None, *, latency: float = 0.0, **known: Any
+    ) -> None:
         """Record a request for the request log and the log, where these are enabled."""
-        self._leave_step()
-        if self._context.trail is not None:
+        self._write_log()
+        if self._context.request_log is not None:
             self._step = SentRequest(
                 url=request.url,
                 at=round(at, 3),
                 latency=round(latency, 4),
-                delay=round(self._pace.rest_seconds, 3),
+                delay=round(self._delay.rest_seconds, 3),
                 lanes=self.lease.lanes,
                 rest=None if rest is None else round(rest, 4),
                 **known,
             )
             if "status" not in known or request.label == ROBOTS:
-                self._leave_step()
+                self._write_log()
         if fetches.isEnabledFor(logging.INFO):
             about = {"request": f"{request.key:016x}-{request.tries}", "url": request.url, "site": self.lease.site}
             fetches.info("request", extra={**about, "seconds": round(latency, 4), **known})
 
-    def _leave_step(self, cut: str = "") -> None:
+    def _write_log(self, cut: str = "") -> None:
         """Write the pending request, if there is one, to the request log."""
         step, self._step = self._step, None
-        if step is not None and self._context.trail is not None:
-            self._context.trail.note(msgspec.structs.replace(step, cut=cut) if cut else step)
+        if step is not None and self._context.request_log is not None:
+            self._context.request_log.note(msgspec.structs.replace(step, cut=cut) if cut else step)
 
     async def _move(self, note: SiteNote | None) -> None:
         """Commit a note about the site's region. If the region changes, leave the rest of the batch to its workers."""
@@ -485,7 +498,7 @@ class Visit:
         finally:
             self.sleeping = False
 
-    def _aside(self, is_aside: bool) -> None:
+    def _release_slot(self, is_aside: bool) -> None:
         """Release the fetch slot while a page waits for a parser process."""
         self.sleeping = is_aside
         if is_aside:
@@ -493,8 +506,8 @@ class Visit:
 
     async def _failed(self, request: Request, error: FetchError) -> None:
         """Complete a request that got no answer."""
-        now, was_there = self._clock.epoch(), self._gate.was_answered
-        verdict = judge_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
+        now, was_there = self._clock.epoch(), self._robots.was_answered
+        verdict = classify_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
         if request.label == SITEMAP:
             await self._read_sitemap(request, None, verdict)
             return
@@ -510,17 +523,17 @@ class Visit:
     async def _answered(self, request: Request, response: Response) -> None:
         """Complete a request by its answer: sitemap, redirect, unchanged page, refusal, or a page for the spider."""
         settings = self._settings
-        verdict = judge_response(request, response, self._memo, settings, now=self._clock.epoch())
+        verdict = classify_response(request, response, self._memo, settings, now=self._clock.epoch())
         if settings.adaptive_delay and not response.from_cache:
-            crawl_delay = self._gate.crawl_delay if settings.robots else 0.0
-            if (delay := self._pace.adapt(response, crawl_delay=crawl_delay)) is not None:
+            crawl_delay = self._robots.crawl_delay if settings.robots else 0.0
+            if (delay := self._delay.adapt(response, crawl_delay=crawl_delay)) is not None:
                 await self._context.committer.put(self._note(delay=delay))
         if request.label == SITEMAP:
             await self._read_sitemap(request, response, verdict)
         elif verdict.target and verdict.status == "done":
-            links = self._lent(self._context.processor.redirect(request, verdict.target, response), always=True)
+            links = self._with_cookies(self._context.processor.redirect(request, verdict.target, response), always=True)
             row = answer_row(request, response, location=verdict.target)
-            seen = Seen(text_digest(verdict.target))
+            seen = PageFingerprint(text_digest(verdict.target))
             await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
         elif response.status == 304 and request.state:
             # Unchanged: its links are known from the previous visit.
@@ -532,19 +545,19 @@ class Visit:
             await self._settle(request, verdict, response=response, row=row)
         else:
             handled = await self._context.processor.process(
-                request, response, made=self.sent_links.made, suspect=self.lease.suspect, aside=self._aside
+                request, response, made=self.sent_links.made, suspect=self.lease.suspect, aside=self._release_slot
             )
-            page, row, likeness = handled.page, handled.row, handled.page.likeness
+            page, row, path_simhash = handled.page, handled.row, handled.page.path_simhash
             if self._copies is not None and (kept := self._copies.saw(request.key, page.compared)) is not None:
-                row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
+                row, path_simhash = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason=page.kind)
             # A part of a page cannot be compared with the other pages of its path.
-            likeness = None if drops_text(page.cut) else likeness
-            paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
+            path_simhash = None if drops_text(page.cut) else path_simhash
+            paths = self._paths.saw(request, path_simhash, handled.links, query_simhash=page.query_simhash)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
-            links = self._lent(
+            links = self._with_cookies(
                 self._paths.open(self.sent_links.new(handled.links), self._context.processor.linker.refused)
             )
             await self._settle(
@@ -554,7 +567,7 @@ class Visit:
                 row=row,
                 links=links,
                 page=page,
-                seen=Seen(page.digest, page.main, page.cut),
+                seen=PageFingerprint(page.digest, page.main, page.cut),
             )
             self.sent_links.add(links)
 
@@ -568,7 +581,7 @@ class Visit:
         reading = await self._context.sitemaps.read(request, response, verdict, self._memo)
         for first in range(0, len(reading.requests), CHUNK):
             some = reading.requests[first : first + CHUNK]
-            await self._context.committer.put(Listed(some, self.lease.token, request.key))
+            await self._context.committer.put(AddedRequests(some, self.lease.token, request.key))
         verdict = verdict._replace(
             status="skipped", reason=reading.reason, memo={**(verdict.memo or {}), **(reading.memo or {})}
         )
@@ -583,7 +596,7 @@ class Visit:
         row: PageRow | None = None,
         links: tuple[Request, ...] = (),
         page: Extracted | None = None,
-        seen: Seen | None = None,
+        seen: PageFingerprint | None = None,
         plan: NextVisit | None = None,
     ) -> None:
         """Hand in the result of one request, after a note with all changes to the site state.
@@ -592,7 +605,7 @@ class Visit:
         lease, committer = self.lease, self._context.committer
         # A retry is not counted: the last try is.
         cut = (row.cut or "") if row is not None and verdict.status in ("done", "failed") else ""
-        self._leave_step(cut)
+        self._write_log(cut)
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
         memo = {**(verdict.memo or {}), **(plan.memo or {})}
         if cut:
@@ -626,8 +639,8 @@ class Visit:
             record = record_of(request, row, token=lease.token, page=page, response=response if keeps else None)
         await committer.put(Result(outcome, record))
 
-    def _lent(self, links: tuple[Request, ...], *, always: bool = False) -> tuple[Request, ...]:
-        return self._cookies.lend(links, always=always) if self._cookies is not None else links
+    def _with_cookies(self, links: tuple[Request, ...], *, always: bool = False) -> tuple[Request, ...]:
+        return self._cookies.attach(links, always=always) if self._cookies is not None else links
 
     def _note(self, **known: Any) -> SiteNote:
         return SiteNote(site=self.lease.site, lane=self.lease.lane, token=self.lease.token, **known)

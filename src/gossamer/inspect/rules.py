@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gossamer import urls
 from gossamer.engine import traps
-from gossamer.engine.robots_txt import Matcher, Robots, Rulings, unpack
+from gossamer.engine.robots_txt import Matcher, Robots, RuleFinder, unpack
 from gossamer.engine.scope import Scope
 from gossamer.settings import Settings
 
@@ -104,7 +104,7 @@ class RobotsRules:
         self.known: Robots | None = unpack(packed) if packed is not None else None
         rules = self.known.rules if self.known is not None else None
         self._matcher = Matcher(rules) if rules is not None else None
-        self._rulings = Rulings(rules) if rules is not None else None
+        self._rulings = RuleFinder(rules) if rules is not None else None
 
     def rule_for(self, path_query: str) -> str:
         """The line of the file that applies to a path, or why there is none."""

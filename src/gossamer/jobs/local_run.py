@@ -33,7 +33,7 @@ from gossamer.engine.links import FrontierKeys, Linker, RecentKeys
 from gossamer.engine.parsing import item_columns
 from gossamer.engine.run import Engine
 from gossamer.engine.stats import Stats
-from gossamer.engine.supervision import Supervisor, left_behind
+from gossamer.engine.supervision import Supervisor, take_marked_key
 from gossamer.errors import ConfigError
 from gossamer.extract.spider import Spider
 from gossamer.frontier.backends import is_foreign, is_in_memory, owned_backend, owned_url
@@ -162,7 +162,7 @@ class LocalRun:
                     *open_sinks(settings, folder, frontier.marks, types=types),
                     RejectedSink(folder, frontier.marks),
                 ]
-                self._suspects = [left_behind(path) for path in (folder / "handling").glob("*")]
+                self._suspects = [take_marked_key(path) for path in (folder / "handling").glob("*")]
                 await frontier.blame(self._suspects)
             store = self._store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known

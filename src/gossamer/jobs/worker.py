@@ -41,17 +41,17 @@ from gossamer.download.base import AddressLookup, Downloader, LearnsSites
 from gossamer.download.dns import NameResolver, Resolver
 from gossamer.engine.budget import Guard
 from gossamer.engine.commit import FleetStore, Store
-from gossamer.engine.concurrency import AddressLimits, Machine, Measures
+from gossamer.engine.concurrency import AddressLimits, LoadMeter, Machine
 from gossamer.engine.guarded_parsing import GuardedParser
-from gossamer.engine.heartbeat import HeartbeatSender, beating, is_live
+from gossamer.engine.heartbeat import HeartbeatSender, heartbeats, is_live
 from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.links import KnownKeys, Linker, RecentKeys
 from gossamer.engine.parsing import PageProcessor, SpiderRunner, item_columns, make_spider
-from gossamer.engine.regions import Connects, Places
+from gossamer.engine.regions import RegionContext, RoundTrips
 from gossamer.engine.remote import OwnerConnection, RemoteFrontier, RemoteStore, connect
 from gossamer.engine.robots import SubresourceRobots
 from gossamer.engine.run import Engine
-from gossamer.engine.supervision import CrashMarker, left_behind
+from gossamer.engine.supervision import CrashMarker, take_marked_key
 from gossamer.engine.visit import Visit
 from gossamer.errors import JobMissing, OwnerGone, Unavailable
 from gossamer.extract.spider import Spider
@@ -113,9 +113,9 @@ def subresource_robots_of(downloader: Downloader, settings: Settings, clock: Clo
     from gossamer.download.browser import BrowserDownloader
 
     assert isinstance(downloader, BrowserDownloader)
-    gate = SubresourceRobots(settings, clock)
-    downloader.permit = gate.allows
-    return gate
+    subresource_robots = SubresourceRobots(settings, clock)
+    downloader.permit = subresource_robots.allows
+    return subresource_robots
 
 
 def address_limits_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
@@ -145,11 +145,11 @@ async def build_worker(
     marker_path: Path | None = None,
     spider: Spider | None = None,
     refused: Counter[str] | None = None,
-    places: Places | None = None,
+    places: RegionContext | None = None,
     trail: RequestLog | None = None,
     tracing: Tracing | None = None,
     memory: KnownKeys | None = None,
-    machine: Measures | None = None,
+    machine: LoadMeter | None = None,
     suspects: Collection[int] = (),
 ) -> AsyncIterator[Engine]:
     """An engine with everything it needs, which is closed at the end.
@@ -203,10 +203,10 @@ async def build_worker(
             settings=settings,
             clock=clock,
             places=places,
-            trail=trail if settings.trail else None,
+            request_log=trail if settings.trail else None,
             jar=jar,
             remembers=downloader if isinstance(downloader, LearnsSites) else None,
-            loads=loads,
+            subresource_robots=loads,
             address_limits=address_limits_of(downloader, settings),
             visits=visits,
             machine=machine,
@@ -292,7 +292,7 @@ async def join_fleet(
         if not own_results:
             await asyncio.to_thread(check_results, results, job, frontier.settings, url)
         # A predecessor of this name may have died with leases, and of a page. Before the first lease of our own.
-        key = left_behind(marker_path)
+        key = take_marked_key(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
         is_there = None if own_results else partial(is_results, results, frontier.settings)
         segments = SegmentSink(results, name, is_there=is_there) if wants_segments(frontier.settings.sink) else None
@@ -327,8 +327,8 @@ async def join_fleet(
                     signals(engine.stop)
                     ways = watched(frontier.settings)
                 pulse = Heartbeat(worker=name, region=region, shards=shards)
-                heart = HeartbeatSender(frontier, engine, pulse=pulse, clock=clock, places=places, refused=refused)
-                async with ways, beating(heart):
+                heart = HeartbeatSender(frontier, engine, heartbeat=pulse, clock=clock, places=places, refused=refused)
+                async with ways, heartbeats(heart):
                     state = await engine.run()
         finally:
             await store.aclose()
@@ -363,11 +363,11 @@ async def _joined(url: str, job: str, *, name: str, region: str, shards: str, pa
             await asyncio.sleep(1.0)
 
 
-def places_of(settings: Settings, region: str, clock: Clock) -> Places | None:
+def places_of(settings: Settings, region: str, clock: Clock) -> RegionContext | None:
     """The regions, as a worker of one of them sees them, where sites find theirs by themselves; else None."""
     if settings.region_by != "auto":
         return None
-    return Places(region, settings.fetch_seconds, connects=Connects(clock))
+    return RegionContext(region, settings.fetch_seconds, connects=RoundTrips(clock))
 
 
 standby_log = logging.getLogger("gossamer.standby")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gossamer.clock import SystemClock
-from gossamer.engine.heartbeat import HeartbeatSender, beating
+from gossamer.engine.heartbeat import HeartbeatSender, heartbeats
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import OwnedFrontier
 from gossamer.model import Grant, Heartbeat, Lease, Outcome, Request
@@ -179,7 +179,7 @@ class FrontierBridge:
                 if not isinstance(frontier, OwnedFrontier):
                     heartbeat = Heartbeat(worker=self._options.worker)
                     await stack.enter_async_context(
-                        beating(HeartbeatSender(frontier, self, pulse=heartbeat, clock=self._clock))
+                        heartbeats(HeartbeatSender(frontier, self, heartbeat=heartbeat, clock=self._clock))
                     )
                 renewing = asyncio.create_task(self._renew(frontier, settings.lease_seconds))
                 try:

@@ -11,10 +11,10 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.download.dns import NameResolver, ResolvedName
 from gossamer.engine.commit import FleetStore, OwnerStore, Result, Store
-from gossamer.engine.judge import Verdict
 from gossamer.engine.links import Linker
 from gossamer.engine.parsing import Aside, PageParser, PageProcessor, ProcessedPage
-from gossamer.engine.visit import Context, Visit
+from gossamer.engine.verdict import Verdict
+from gossamer.engine.visit import Visit, VisitContext
 from gossamer.errors import FetchError
 from gossamer.middleware import Fetch
 from gossamer.model import Lease, Receipt, Request, Response, SiteNote
@@ -28,7 +28,7 @@ _PORTS = {"http": 80, "https": 443}
 class TracedVisit(Visit):
     """A visit with a span per page, and child spans for the lease, the turn, robots.txt, and the delay."""
 
-    def __init__(self, lease: Lease, context: Context, *, sent_at: float, tracing: Tracing) -> None:
+    def __init__(self, lease: Lease, context: VisitContext, *, sent_at: float, tracing: Tracing) -> None:
         super().__init__(lease, context, sent_at=sent_at)
         self._tracing = tracing
         self._page: PageSpan | None = None
@@ -54,7 +54,7 @@ class TracedVisit(Visit):
         return is_settled
 
     async def _may_fetch(self, request: Request) -> bool:
-        if self._page is None or not self._gate.is_due(request.url):
+        if self._page is None or not self._robots.is_due(request.url):
             return await super()._may_fetch(request)
         with self._tracing.child("robots"):
             return await super()._may_fetch(request)

@@ -12,7 +12,7 @@ from pathlib import Path
 from gossamer.clock import SystemClock
 from gossamer.engine.commit import FleetStore
 from gossamer.engine.links import Linker, RecentKeys
-from gossamer.engine.supervision import left_behind
+from gossamer.engine.supervision import take_marked_key
 from gossamer.frontier.folder.frontier import open_folder
 from gossamer.jobs.signals import leaving
 from gossamer.jobs.worker import build_worker
@@ -37,7 +37,7 @@ async def work(url: str, job: str, name: str, output: Path) -> JobState:
     frontier = await open_folder(url, job, worker=name)
     marker_path = output / "handling" / name
     try:
-        key = left_behind(marker_path)
+        key = take_marked_key(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
         store = FleetStore(frontier, [SegmentSink(output, name)])
         try:

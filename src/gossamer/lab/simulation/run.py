@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from gossamer.engine.commit import FleetStore, OwnerStore, Store
-from gossamer.engine.concurrency import Boundless
+from gossamer.engine.concurrency import UnlimitedMachine
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.stats import Stats
 from gossamer.errors import GossamerError, Unavailable
@@ -471,7 +471,7 @@ class Simulation:
             secret=self._secret,
             clock=clock,
             spider=spider,
-            machine=Boundless(),
+            machine=UnlimitedMachine(),
         ) as engine:
             return await engine.run()
 

@@ -19,29 +19,29 @@ _ALIKE = "~"
 """Prefix of the mark of a URL's normalized spelling, where that differs."""
 
 
-def mark(url: str) -> str:
+def url_mark(url: str) -> str:
     """Return a short digest of a URL for the redirect chain."""
     return blake2b(url.encode(), digest_size=6).hexdigest()
 
 
-def times_met(request: Request, target: str) -> int:
+def times_in_chain(request: Request, target: str) -> int:
     """Return how often the redirect chain of a request contains `target`, the request itself not counted."""
-    sign = mark(target)
+    sign = url_mark(target)
     return sum(met.removeprefix(_SET) == sign for met in _chain(request))
 
 
-def is_alike(request: Request, target: str) -> bool:
+def is_in_chain(request: Request, target: str) -> bool:
     """Return whether the redirect chain contains `target`, or another spelling of it with the same key."""
-    signs = {mark(target), mark(urls.equivalent(target))}
+    signs = {url_mark(target), url_mark(urls.equivalent(target))}
     return any(met.lstrip(_SET + _ALIKE) in signs for met in _chain(request))
 
 
-def apart(request: Request, target: str) -> bytes:
+def hop_key(request: Request, target: str) -> bytes:
     """Return the part of the next hop's key that keeps a redirect back into its own chain from counting as known."""
-    if times_met(request, target):
+    if times_in_chain(request, target):
         return b"again"
     is_spelling = request.url != target and urls.equivalent(request.url) == urls.equivalent(target)
-    return b"spelled " + target.encode() if is_spelling or is_alike(request, target) else b""
+    return b"spelled " + target.encode() if is_spelling or is_in_chain(request, target) else b""
 
 
 def sets_cookies(request: Request, response: Response) -> bool:
@@ -49,11 +49,11 @@ def sets_cookies(request: Request, response: Response) -> bool:
     return bool(response.header("set-cookie")) or any(met.startswith(_SET) for met in _chain(request))
 
 
-def longer(request: Request, response: Response) -> dict[str, Any]:
+def next_hop_meta(request: Request, response: Response) -> dict[str, Any]:
     """Return the meta of the next hop: the chain with this request's own URL."""
-    own = [(_SET if response.header("set-cookie") else "") + mark(request.url)]
+    own = [(_SET if response.header("set-cookie") else "") + url_mark(request.url)]
     if (alike := urls.equivalent(request.url)) != request.url:
-        own.append(_ALIKE + mark(alike))
+        own.append(_ALIKE + url_mark(alike))
     kept = {name: value for name, value in (request.meta or {}).items() if name != COOKIES}
     return {**kept, CHAIN: [*_chain(request), *own]}
 
@@ -64,9 +64,9 @@ def _chain(request: Request) -> list[str]:
 
 
 MAX_HOPS = 10
-_PASSING = frozenset(("disconnect", "content_length", "transfer_encoding", "fetch_seconds"))
+_RETRIED_CUTS = frozenset(("disconnect", "content_length", "transfer_encoding", "fetch_seconds"))
 """Parts of an answer that may be missing by chance: the page is retried, and what the last try brings is kept."""
-_CLOSED = frozenset(("content_length", "transfer_encoding"))
+_RETRIED_ONCE = frozenset(("content_length", "transfer_encoding"))
 """Cases in which the server closed the connection properly: after a second time, the page is not retried."""
 
 
@@ -84,30 +84,30 @@ class Verdict(NamedTuple):
     """The target of a redirect."""
 
 
-def judge_response(
+def classify_response(
     request: Request, response: Response, memo: dict[str, Any], settings: Settings, *, now: float
 ) -> Verdict:
     """Return the verdict about a response."""
-    healed = {"failures": 0} if memo.get("failures") else None
+    reset = {"failures": 0} if memo.get("failures") else None
     status = response.status
     if status in REDIRECTS and (location := response.header("location")):
-        return _redirect(request, response, location, settings, healed)
+        return _redirect(request, response, location, settings, reset)
     if 200 <= status < 400:
         reasons = {part.partition(":")[0] for part in response.cut.split()}
-        if reasons & _PASSING and not (request.tries and reasons & _CLOSED):
-            again = _fault_of_page(request, "cut", settings, memo=healed)
+        if reasons & _RETRIED_CUTS and not (request.tries and reasons & _RETRIED_ONCE):
+            again = _page_failure(request, "cut", settings, memo=reset)
             if again.status == "retry":
                 return again
-        return Verdict("done", memo=healed)
+        return Verdict("done", memo=reset)
     if status not in policy.RETRY_STATUSES:
-        return Verdict("failed", f"http-{status}", memo=healed)
+        return Verdict("failed", f"http-{status}", memo=reset)
     if status not in policy.HOLD_STATUSES:
-        return _fault_of_page(request, f"http-{status}", settings, memo=healed)
+        return _page_failure(request, f"http-{status}", settings, memo=reset)
     asked = policy.retry_after(response.header("retry-after"), now=now)
-    return _fault_of_site(request, f"http-{status}", memo, settings, now=now, asked=asked)
+    return _site_failure(request, f"http-{status}", memo, settings, now=now, asked=asked)
 
 
-def asks_again(request: Request, response: Response) -> bool:
+def sets_cookie_and_returns(request: Request, response: Response) -> bool:
     """Return whether a redirect leads to its own URL and sets a cookie: with the cookie, the next answer may be the
     page."""
     if response.status not in REDIRECTS or request.method not in ("GET", "HEAD"):
@@ -117,7 +117,7 @@ def asks_again(request: Request, response: Response) -> bool:
     return to_itself and bool(response.header("set-cookie"))
 
 
-def judge_error(
+def classify_error(
     request: Request,
     error: FetchError,
     memo: dict[str, Any],
@@ -131,18 +131,18 @@ def judge_error(
     A name that does not exist is final. If the site `was_there` before, it is tried once more, then given up."""
     if isinstance(error, NameUnknown) and was_there:
         looked_again = memo.get("failures") and request.tries
-        return _fault_of_site(request, error.kind, memo, settings, now=now, is_final=bool(looked_again))
+        return _site_failure(request, error.kind, memo, settings, now=now, is_final=bool(looked_again))
     if not isinstance(error, TransientError):
         return Verdict("failed", error.kind)
     if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
-        return _fault_of_page(request, error.kind, settings)
+        return _page_failure(request, error.kind, settings)
     if isinstance(error, ConnectFailed) and error.was_open and not memo.get("failures"):
         # The server closed the connection on this page; the next request shows whether it does so for others.
-        return _fault_of_page(request, error.kind, settings, memo={"failures": 1})
-    return _fault_of_site(request, error.kind, memo, settings, now=now)
+        return _page_failure(request, error.kind, settings, memo={"failures": 1})
+    return _site_failure(request, error.kind, memo, settings, now=now)
 
 
-def _fault_of_page(request: Request, reason: str, settings: Settings, *, memo: dict[str, Any] | None = None) -> Verdict:
+def _page_failure(request: Request, reason: str, settings: Settings, *, memo: dict[str, Any] | None = None) -> Verdict:
     """Return the verdict for a server error or a broken answer: other pages of the site may be fine."""
     tried = request.tries + 1
     if tried >= settings.tries:
@@ -151,7 +151,7 @@ def _fault_of_page(request: Request, reason: str, settings: Settings, *, memo: d
     return Verdict("retry", reason, wait, memo=memo)
 
 
-def _fault_of_site(
+def _site_failure(
     request: Request,
     reason: str,
     memo: dict[str, Any],
@@ -188,7 +188,7 @@ def _fault_of_site(
 
 
 def _redirect(
-    request: Request, response: Response, location: str, settings: Settings, healed: dict[str, Any] | None
+    request: Request, response: Response, location: str, settings: Settings, reset: dict[str, Any] | None
 ) -> Verdict:
     """Return the verdict about a redirect.
 
@@ -196,10 +196,10 @@ def _redirect(
     the page, and the URL is fetched once more."""
     target = urls.join(request.url, location)
     if target is None:
-        return Verdict("failed", "redirect-refused", memo=healed)
+        return Verdict("failed", "redirect-refused", memo=reset)
     is_over = target == request.url or request.hops >= MAX_HOPS
-    if not is_over and (times := times_met(request, target)):
+    if not is_over and (times := times_in_chain(request, target)):
         is_over = times > 1 or not settings.cookies or not sets_cookies(request, response)
     if is_over:
-        return Verdict("failed", "redirects", memo=healed, target=target)
-    return Verdict("done", memo=healed, target=target)
+        return Verdict("failed", "redirects", memo=reset, target=target)
+    return Verdict("done", memo=reset, target=target)
