@@ -73,8 +73,8 @@ async def measure(folder: str, urls: int, sites: int, rounds: int) -> None:
     filled = await fill(first, urls, sites)
     print(f"{urls:,} entries on {sites:,} sites added in {filled:.1f} s", flush=True)
     report("claims", *await claim(first, rounds))
-    if first._tending is not None:
-        first._tending.cancel()
+    if first._rounds is not None:
+        first._rounds.cancel()
     first.owner.abort()
     began = time.perf_counter()
     heir = await open_folder(url, JOB, worker="heir")

@@ -125,7 +125,7 @@ class CutTally:
         return "; ".join(_words(reason, pages, self.lost.get(reason)) for reason, pages in ordered)
 
 
-def cut_words(text: str) -> str:
+def describe_cut(text: str) -> str:
     """Describe what was dropped of one page."""
     return "; ".join(_words(reason, 0, lost) for reason, lost in parse_cut(text).items())
 

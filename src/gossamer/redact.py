@@ -71,25 +71,25 @@ def _masked_address(url: str) -> str:
 def has_password(url: str) -> bool:
     """Return whether an address contains a password; a reference like ${NAME} does not count."""
     user = url.partition("://")[2].rpartition("@")[0]
-    return is_written(user.partition(":")[2])
+    return has_literal(user.partition(":")[2])
 
 
-def is_written(value: str) -> bool:
+def has_literal(value: str) -> bool:
     """Return whether a value contains text of its own besides references like ${NAME}."""
     return bool(re.sub(r"\$\{[\w:]+\}", "", value))
 
 
 def has_credentials(headers: Iterable[tuple[str, str]]) -> bool:
     """Return whether a credential header has a literal value."""
-    return any(name.lower() in CREDENTIALS and is_written(value) for name, value in headers)
+    return any(name.lower() in CREDENTIALS and has_literal(value) for name, value in headers)
 
 
 def has_secrets(settings: Settings) -> bool:
     """Return whether the settings may contain a literal password; any header may be one, whatever its name."""
     own = settings.sites.values()
     return (
-        any(is_written(value) for some in header_sets(settings) for value in some.values())
-        or any(is_written(site.auth.partition(":")[2]) for site in own)
+        any(has_literal(value) for some in header_sets(settings) for value in some.values())
+        or any(has_literal(site.auth.partition(":")[2]) for site in own)
         or any(map(has_password, (*settings.sink, *settings.proxy, *(site.proxy for site in own))))
     )
 

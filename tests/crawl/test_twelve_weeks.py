@@ -109,7 +109,7 @@ class Folder(Place):
             worker=f"life-{life}",
             clock=self._clock,
             share=LoopShare(self._folder / "frontier" / JOB, self._clock),
-            tending=False,
+            rounds=False,
         )
         await self._frontier.abandon(f"life-{life - 1}")
         return self._frontier

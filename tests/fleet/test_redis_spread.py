@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from gossamer.errors import ConfigError, GossamerError, JobMissing, Unavailable
-from gossamer.frontier.outbox import outlive
+from gossamer.frontier.outbox import wait_for_stable_run
 from gossamer.frontier.placement import placement
 from gossamer.frontier.redis import move, routing
 from gossamer.frontier.redis.connection import RedisConnections, addresses, server_name
@@ -463,7 +463,7 @@ def test_a_run_is_outlived_only_while_it_lasts_and_answers() -> None:
 
         loop = asyncio.get_running_loop()
         began = loop.time()
-        assert await outlive(present, 2.5) == "b"
+        assert await wait_for_stable_run(present, 2.5) == "b"
         assert asked >= 6
         assert loop.time() - began >= 2.5
 

@@ -54,7 +54,7 @@ async def left(tmp_path: Path) -> tuple[Counts, set[str]]:
     worker = await open_folder(f"folder:{tmp_path}?shards=3", "job", worker="w")
     found: set[str] = set()
     try:
-        await worker.owner.tend()
+        await worker.owner.run_round()
         counts = await worker.counts()
         grant = await worker.lease(99, batch=99, seconds=5.0)
         found |= {request.url for lease in grant.leases for request in lease.requests}

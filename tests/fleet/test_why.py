@@ -26,7 +26,7 @@ from gossamer.engine.robots_txt import settle
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.embedded.sqlite import open_sqlite
-from gossamer.frontier.embedded.sqlite_reader import SqliteLook
+from gossamer.frontier.embedded.sqlite_reader import SqliteLookup
 from gossamer.inspect.audit import site_audit
 from gossamer.inspect.why import url_history
 from gossamer.job_folder import folder_of, save_settings
@@ -259,7 +259,7 @@ def test_what_a_url_waits_for_is_told(place: str, tmp_path: Path) -> None:
         assert quota["waits"]["for"] == "quota"
         await frontier.aclose()
 
-        later: Any = await open_fleet(place, job) if place else SqliteLook(path, settings, clock=SystemClock())
+        later: Any = await open_fleet(place, job) if place else SqliteLookup(path, settings, clock=SystemClock())
         try:
             kept = await story("http://b.example/trap/5", later)
             assert rule(kept, "asleep")["evidence"]["copies"] == 7

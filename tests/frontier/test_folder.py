@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
-from gossamer.frontier.folder.claims import Beat, Claims
+from gossamer.frontier.folder.claims import Claims, SessionHeartbeat
 from gossamer.frontier.folder.files import SharedFolder
 from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
-from gossamer.frontier.folder.owner import Scene, is_running, state_and_start, this_process, to_give, to_take
+from gossamer.frontier.folder.owner import BalanceView, is_running, state_and_start, this_process, to_give, to_take
 from gossamer.frontier.folder.record import Layout
 from gossamer.model import Lease
 from gossamer.settings import Settings
@@ -59,7 +59,7 @@ class Fleet(FolderHarness):
         for _ in range(count):
             self.clock.advance(1.25)
             for worker in workers:
-                await worker.owner.tend()
+                await worker.owner.run_round()
 
 
 def play(test: Callable[[Fleet], Coroutine[Any, Any, None]], folder: Path, **values: Any) -> None:
@@ -366,7 +366,7 @@ def test_a_visitor_adds_counts_and_steers_but_takes_nothing(tmp_path: Path) -> N
         assert await visitor.add(pages(1, 2)) == 2
         assert not (await visitor.counts()).finished
         worker = await fleet.hire("worker")
-        await worker.owner.tend()
+        await worker.owner.run_round()
         assert (await visitor.counts()).queued == 2
         await visitor.steer("paused")
         fleet.clock.advance(1.25)
@@ -535,7 +535,7 @@ def test_many_letters_are_read_bit_by_bit(tmp_path: Path) -> None:
         visitor = await fleet.hire("")
         for number in range(5):
             await visitor.add(pages(2 * number, 2 * number + 1))
-        post = visitor.owner.post
+        post = visitor.owner.inbox
         waiting = post.waiting()[LAYOUT.shard_of("a.example")]
         requests, taken = post.read(waiting, 3)
         assert ([request.key for request in requests], taken) == ([0, 1, 2, 3], waiting[:2])
@@ -543,9 +543,9 @@ def test_many_letters_are_read_bit_by_bit(tmp_path: Path) -> None:
     play(run, tmp_path)
 
 
-def scene(me: str, holders: dict[int, str], work: dict[int, int] | None = None, **more: Any) -> Scene:
+def scene(me: str, holders: dict[int, str], work: dict[int, int] | None = None, **more: Any) -> BalanceView:
     work, leased = work or {}, more.get("leased", ())
-    return Scene(me, more.get("live", "abc"), more.get("hungry", ""), holders, work, range(9), leased)
+    return BalanceView(me, more.get("live", "abc"), more.get("hungry", ""), holders, work, range(9), leased)
 
 
 def test_a_fair_number_is_taken_and_kept() -> None:
@@ -690,7 +690,7 @@ def test_shards_come_to_rest_with_fair_shares_of_the_work(seed: int) -> None:
         for _ in range(30):
             moved = False
             for me in chance.sample(live, len(live)):
-                seen = Scene(me, tuple(live), (), dict(holders), {s: w for s, w in work.items() if w}, shards)
+                seen = BalanceView(me, tuple(live), (), dict(holders), {s: w for s, w in work.items() if w}, shards)
                 given, taken = to_give(seen), to_take(seen)
                 moved = moved or bool(given or taken)
                 holders = {shard: who for shard, who in holders.items() if shard not in given}
@@ -811,7 +811,7 @@ def test_a_repair_waits_until_those_who_were_killed_must_be_dead(tmp_path: Path)
             assert (await repairer.requeue_lost(lambda key: False)).queued == 1
             waited.append(fleet.clock.monotonic() - before)
             # A round before that would have given it shards, which are as many as those of the living.
-            assert not repairer.owner.has_company
+            assert not repairer.owner.has_other_workers
             await repairer.aclose()
         assert min(waited) >= LEASE
 
@@ -922,8 +922,8 @@ def test_a_jump_of_the_servers_clock_kills_nobody(tmp_path: Path) -> None:
         before = owners(one, two)
         await fleet.set_back(-3600.0)
         fleet.clock.advance(1.25)
-        await two.owner.tend()
-        await one.owner.tend()
+        await two.owner.run_round()
+        await one.owner.run_round()
         await fleet.rounds(one, two)
         assert owners(one, two) == before
         assert max(standing.number for standing in two.owner.claims.newest.values()) <= 3, "nothing has changed hands"
@@ -1003,7 +1003,7 @@ def test_a_worker_that_was_stopped_in_the_middle_of_a_heartbeat_does_not_lag_beh
         one = await fleet.hire("one")
         tell = one.owner.peers.write_heartbeat
 
-        def stopped(beat: Beat) -> float:
+        def stopped(beat: SessionHeartbeat) -> float:
             server_time = tell(beat)
             fleet.clock.advance(1.5 * LEASE)
             return server_time

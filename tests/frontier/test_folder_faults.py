@@ -21,7 +21,7 @@ import pytest
 from gossamer.errors import SchemaMismatch, Unavailable
 from gossamer.frontier.folder.files import SharedFolder
 from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
-from gossamer.frontier.folder.links import Post
+from gossamer.frontier.folder.links import Inbox
 from gossamer.frontier.folder.record import place_of
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, outcomes, page, pages
@@ -94,7 +94,7 @@ async def opened(tmp_path: Path, clock: MachineClock, worker: str = "one") -> tu
     url = f"folder:{tmp_path}?shards=5"
     share = BadShare(place_of(url, JOB)[0], clock)
     settings = Settings(delay=0.0, lease_seconds=LEASE)
-    return await open_folder(url, JOB, settings, worker=worker, clock=clock, share=share, tending=False), share
+    return await open_folder(url, JOB, settings, worker=worker, clock=clock, share=share, rounds=False), share
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: errno.errorcode[code])
@@ -230,7 +230,7 @@ def test_killed_senders_leave_no_half_letter(tmp_path: Path) -> None:
             process.stdout.readline()
             time.sleep(chance.uniform(0.01, 0.08))
             process.send_signal(signal.SIGKILL)
-    post = Post(share)
+    post = Inbox(share)
     letters = post.waiting()[1]
     assert letters
     assert all(len(post.read([name], 1)[0]) == 1 for name in letters)

@@ -70,7 +70,7 @@ async def opened(folder: Path, clock: MachineClock, worker: str) -> tuple[Folder
     url = f"folder:{folder}?shards=1"
     share = StepShare(place_of(url, JOB)[0], clock)
     settings = Settings(delay=0.0, lease_seconds=LEASE, recrawl="table", share_window=1_000_000)
-    return await open_folder(url, JOB, settings, worker=worker, clock=clock, share=share, tending=False), share
+    return await open_folder(url, JOB, settings, worker=worker, clock=clock, share=share, rounds=False), share
 
 
 async def visit(frontier: FolderFrontier, clock: MachineClock, number: int) -> None:

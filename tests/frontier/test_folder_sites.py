@@ -31,7 +31,7 @@ def test_a_visitor_sees_the_queues_of_all_workers_of_the_dead_and_of_those_that_
     async def run() -> None:
         harness = FolderHarness(tmp_path, Settings(lease_seconds=10.0, delay=0.0, robots=False), shards=4)
         visitor, worker = await harness.open("", ""), await harness.open("worker", "")
-        await worker.owner.tend()
+        await worker.owner.run_round()
         names = "aaabbc"
         await worker.add([page(n, site=f"{name}.example") for n, name in enumerate(names, 1)])
         (lease,) = (await worker.lease(1, batch=1, seconds=10.0)).leases
@@ -57,7 +57,7 @@ def test_a_visitor_sees_the_queues_of_all_workers_of_the_dead_and_of_those_that_
         heir = await harness.open("heir", "")
         for _ in range(4):
             harness.clock.advance(1.25)
-            await heir.owner.tend()
+            await heir.owner.run_round()
         await heir.beat(Heartbeat(worker="heir"))
         assert same(await queues(visitor))
         await heir.aclose()

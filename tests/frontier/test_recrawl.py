@@ -68,10 +68,10 @@ class TestRedisShards(_Policies):
 
 
 def test_the_setting_is_read() -> None:
-    assert recrawl.rule_of("") == Rule("")
-    assert recrawl.rule_of("table") == TABLE
-    assert recrawl.rule_of("budget=86400/d") == Rule("budget", 1.0)
-    assert recrawl.rule_of("budget=1.5/m").visits_per_second == 1.5 / 60
+    assert recrawl.parse_rule("") == Rule("")
+    assert recrawl.parse_rule("table") == TABLE
+    assert recrawl.parse_rule("budget=86400/d") == Rule("budget", 1.0)
+    assert recrawl.parse_rule("budget=1.5/m").visits_per_second == 1.5 / 60
 
 
 def weeks_after(*codes: int, settings: Settings = SETTINGS) -> list[float | None]:

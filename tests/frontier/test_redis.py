@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.packing import expand, pack, squeeze, unpack
+from gossamer.frontier.packing import expand, pack, shorten_url, unpack
 from gossamer.frontier.redis.frontier import RedisFrontier
 from gossamer.frontier.redis.server import KINDS, job_key, root_key
 from gossamer.frontier.redis.shards import open_redis
@@ -233,7 +233,7 @@ def test_a_url_costs_few_bytes_while_it_waits_and_fewer_when_it_is_done(
 @given(st.text(), st.text())
 def test_an_address_comes_out_of_its_short_form_as_it_was(url: str, site: str) -> None:
     for whole in (url, f"https://{site}/{url}", f"http://{site}/{url}", f"https://{site}{url}", f"http://{url}"):
-        assert expand(squeeze(whole, site), site) == whole
+        assert expand(shorten_url(whole, site), site) == whole
 
 
 def test_the_address_of_a_site_is_kept_without_its_origin() -> None:

@@ -100,7 +100,7 @@ def test_the_heap_holds_each_lane_about_once() -> None:
         batch = {key: key for key in schedule.take(site, 1, float(now), suspect=True)}
         schedule.hold(lane, batch, token=now, expires_at=now + 0.5, worker="")
         for key in list(batch):
-            schedule.settle(lane, key)
+            schedule.finish(lane, key)
         schedule.free(lane, now - 0.5)
     assert len(schedule._heap) < 20
 

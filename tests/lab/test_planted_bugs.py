@@ -56,10 +56,10 @@ def forget_links(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_the_delay_after_a_crash(patch: pytest.MonkeyPatch) -> None:
-    real = State.lapse
+    real = State.take_back
     patch.setattr(
         State,
-        "lapse",
+        "take_back",
         lambda self, lane, now, *, blamed: real(self, lane, now - self.schedule.lane_delay(lane.site), blamed=blamed),
     )
 
@@ -160,14 +160,14 @@ def hand_tokens_out_twice(patch: pytest.MonkeyPatch) -> None:
 
 def drop_the_lanes_of_the_dead(patch: pytest.MonkeyPatch) -> None:
     """Their requests are lost with them."""
-    real = State.lapse
+    real = State.take_back
 
-    def lapse(self: State, lane: Any, now: float, *, blamed: frozenset[int]) -> None:
+    def take_back(self: State, lane: Any, now: float, *, blamed: frozenset[int]) -> None:
         for key in list(lane.batch):
-            self.schedule.settle(lane, key)
+            self.schedule.finish(lane, key)
         real(self, lane, now, blamed=frozenset())
 
-    patch.setattr(State, "lapse", lapse)
+    patch.setattr(State, "take_back", take_back)
 
 
 def count_no_failures(patch: pytest.MonkeyPatch) -> None:
@@ -250,12 +250,12 @@ def raise_on_a_stale_token(patch: pytest.MonkeyPatch) -> None:
 def never_end_a_lease(patch: pytest.MonkeyPatch) -> None:
     real = Schedule._ready_at
     patch.setattr(Schedule, "_ready_at", lambda self, lane: NEVER if lane.token else real(self, lane))
-    patch.setattr(State, "lapse_lost", lambda self, now: None)
+    patch.setattr(State, "expire_leases", lambda self, now: None)
 
 
 def blame_no_page(patch: pytest.MonkeyPatch) -> None:
-    real = State.lapse
-    patch.setattr(State, "lapse", lambda self, lane, now, *, blamed: real(self, lane, now, blamed=frozenset()))
+    real = State.take_back
+    patch.setattr(State, "take_back", lambda self, lane, now, *, blamed: real(self, lane, now, blamed=frozenset()))
 
 
 def let_sites_have_all(patch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def forget_the_run(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_memory_of_sent_links(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Engine, "_heard", lambda self, run: None)
+    patch.setattr(Engine, "_note_run", lambda self, run: None)
     patch.setattr(Engine, "_forget", lambda self: None)
 
 

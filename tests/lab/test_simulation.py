@@ -115,7 +115,7 @@ def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.Monke
         (frontier.EmbeddedFrontier, "lease"),
         (frontier.EmbeddedFrontier, "extend"),
         (schedule.Schedule, "take"),
-        (frontier_state.State, "lapse"),
+        (frontier_state.State, "take_back"),
         (frontier.Settlement, "_plan"),
     ]
     for owner, name in parts:

@@ -20,7 +20,7 @@ from gossamer.cli.console import Exit, put, say
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.runner import read_settings, run, runner
 from gossamer.clock import Clock, SystemClock
-from gossamer.cut import cut_words, format_cut
+from gossamer.cut import describe_cut, format_cut
 from gossamer.download import open_downloader
 from gossamer.engine.budget import Guard, Interrupted
 from gossamer.engine.lifecycle import Lifecycle
@@ -183,7 +183,7 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
     else:
         _print_body(page)
     if page.cut and not quiet:
-        say(f"warning: only a part of the page: {plain(cut_words(format_cut(page.cut)))}")
+        say(f"warning: only a part of the page: {plain(describe_cut(format_cut(page.cut)))}")
     return Exit.OK if page.status < 400 else Exit.SOME_FAILED
 
 

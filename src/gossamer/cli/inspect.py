@@ -22,7 +22,7 @@ from gossamer.cli.console import Exit, brief, many, put, say, size
 from gossamer.cli.options import frontier_option, job_names, some_settings
 from gossamer.cli.runner import check_out, read_settings, run
 from gossamer.clock import SystemClock
-from gossamer.cut import cut_words
+from gossamer.cut import describe_cut
 from gossamer.errors import ConfigError, advice_for_kind
 from gossamer.frontier.backends import check, is_fleet
 from gossamer.inspect.audit import gap_chart, site_audit
@@ -135,7 +135,7 @@ def _paragraphs(story: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
     if story["seen"]:
         yield "found", _found(story), True
     if story.get("cut"):
-        yield "cut", f"The last visit stored only a part of it: {cut_words(story['cut'])}.", True
+        yield "cut", f"The last visit stored only a part of it: {describe_cut(story['cut'])}.", True
     for ruling in story["rules"]:
         allows, rule = ruling["allows"], ruling["rule"]
         # Obeying robots.txt is the default and needs no setting in the output.

@@ -49,7 +49,7 @@ class RecrawlPlanner:
         self._settings = settings
         self._clock = clock
         self._population = recrawl.Population()
-        self._rule = recrawl.rule_of(settings.recrawl)
+        self._rule = recrawl.parse_rule(settings.recrawl)
         self._price = 0.0
         self._priced_pages = 0
         self._priced_at = 0.0
@@ -109,7 +109,7 @@ class RecrawlPlanner:
         ):
             key = f"{recrawl.HINTS}{lease.lane}"
             found = recrawl.compared(before, digest=after.digest, text=after.text)
-            changes[key] = recrawl.witnessed(memo.get(key, {}), found)
+            changes[key] = recrawl.tally_hint(memo.get(key, {}), found)
         if wait is not None and rule.kind == "budget" and not before.seen_at and not after.failures:
             # All pages are new in the first hours of a crawl: their second visits are spread out, as far as the budget
             # requires for the pages known by then.
@@ -125,7 +125,7 @@ class RecrawlPlanner:
             return recrawl.succeeded(before, "same", settings, now=now)
         if drops_text(seen.cut):
             # The next visit is compared with the last one that got the whole page.
-            return recrawl.saw_a_part(before, settings, now=now)
+            return recrawl.fetched_part(before, settings, now=now)
         found = recrawl.compared(before, digest=seen.digest, text=seen.text)
         modified = recrawl.validator(answer.header("last-modified"))
         after = recrawl.succeeded(before, found, settings, now=now, lastmod=_lastmod(request, modified))

@@ -98,7 +98,7 @@ POLL_SECONDS = 1.0
 """Seconds between two reads of a server's run. Time in which the server is paused or unreachable does not count."""
 
 
-async def outlive(run: Callable[[], Awaitable[str]], seconds: float) -> str:
+async def wait_for_stable_run(run: Callable[[], Awaitable[str]], seconds: float) -> str:
     """Wait until a server has lived for `seconds` on one run, and return that run.
 
     `run` returns the present run of the server; while it raises Unavailable, the wait goes on. A new run restarts the

@@ -63,8 +63,8 @@ def pack(request: Request, referrer: str = "") -> bytes:
     `referrer` is already squeezed; it is used for a request that has no referrer of its own."""
     site = request.site
     if request.referrer:
-        referrer = squeeze(request.referrer, site)
-    fields: tuple[Any, ...] = (squeeze(request.url, site), request.depth, referrer)
+        referrer = shorten_url(request.referrer, site)
+    fields: tuple[Any, ...] = (shorten_url(request.url, site), request.depth, referrer)
     special = request.label or request.meta or request.method != "GET" or request.headers or request.body
     if special or request.priority or request.hops or request.state is not None:
         extra = Extra(request.label, request.meta, request.method, request.headers, request.body)
@@ -162,7 +162,7 @@ def address(rest: bytes, site: str) -> str:
     return f"https://{site}{short}" if short.startswith("/") else expand(short, site)
 
 
-def squeeze(url: str, site: str) -> str:
+def shorten_url(url: str, site: str) -> str:
     """Shorten a URL by its site: `/path` is https, `:/path` is http; other URLs get `-` (https) or `=` (any) in
     front."""
     if url.startswith(f"https://{site}/"):
@@ -173,7 +173,7 @@ def squeeze(url: str, site: str) -> str:
 
 
 def expand(short: str, site: str) -> str:
-    """Expand a shortened URL; ValueError if `squeeze` cannot have made it."""
+    """Expand a shortened URL; ValueError if `shorten_url` cannot have made it."""
     if short.startswith("/"):
         return f"https://{site}{short}"
     if short.startswith(":/"):

@@ -241,7 +241,7 @@ class VisitOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time of change that a sitemap reported, if that brought the next visit forward."""
 
 
-def rule_of(recrawl: str) -> Rule:
+def parse_rule(recrawl: str) -> Rule:
     """Parse the setting `recrawl`."""
     if recrawl.startswith("budget="):
         number, _, unit = recrawl.removeprefix("budget=").partition("/")
@@ -305,7 +305,7 @@ def succeeded(
     )
 
 
-def saw_a_part(visited: VisitOutcome, settings: Settings, *, now: float) -> VisitOutcome:
+def fetched_part(visited: VisitOutcome, settings: Settings, *, now: float) -> VisitOutcome:
     """Return the state after a visit that got only a part of the page: the rest stays, and the next visit asks for
     all."""
     after = succeeded(visited, "new", settings, now=now)
@@ -349,7 +349,7 @@ def hastened(visited: VisitOutcome, hint: float, settings: Settings, *, now: flo
     return max(0.0, visited.seen_at + soonest - now)
 
 
-def witnessed(tally: Mapping[str, Any], found: Found) -> dict[str, Any]:
+def tally_hint(tally: Mapping[str, Any], found: Found) -> dict[str, Any]:
     """Return a tally of hints after one more visit that a hint brought forward: how many were true, and how many
     false."""
     fade = 0.5 if tally.get("true", 0) + tally.get("false", 0) >= _MEMORY else 1.0

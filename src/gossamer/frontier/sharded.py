@@ -66,7 +66,7 @@ async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
         await shards[0].set_limit(max_pages, reserved=used)
 
 
-class _Terms(NamedTuple):
+class _LeaseArguments(NamedTuple):
     """The arguments of one `lease` call that are the same for every shard."""
 
     batch: int
@@ -122,11 +122,11 @@ class Sharded:
         """Return the shards by number."""
         return self._shards
 
-    def _of(self, site: str) -> int:
+    def _shard_of(self, site: str) -> int:
         return shard_of(site, len(self._shards))
 
     async def add(self, requests: Sequence[Request]) -> int:
-        groups = grouped(requests, self._of)
+        groups = grouped(requests, self._shard_of)
         if len({shard.server for shard in self._shards}) == 1:
             return sum(await _all(self._shards[shard].add(some) for shard, some in groups.items()))
         # No page would deliver seeds again, so each server's seeds are kept as parcels on another one.
@@ -136,7 +136,7 @@ class Sharded:
         for home, receipt in zip(
             homes, await _all(self._shards[home].complete([], parcels=parcels[home]) for home in homes)
         ):
-            self._heard(home, receipt)
+            self._note_run(home, receipt)
         return added
 
     def _elsewhere(self, shard: int) -> int:
@@ -220,13 +220,13 @@ class Sharded:
         home, left = self._shards[number], box
         while left.size and (packed := await home.parcels(left, _MOST_PARCELS)):
             links = [link for one in packed for link in unpack_links(one)]
-            groups = {(number, shard): some for shard, some in grouped(links, self._of).items()}
+            groups = {(number, shard): some for shard, some in grouped(links, self._shard_of).items()}
             _, parcels, _ = await self._deliver(groups, again=True)
             await home.replace(left, len(packed), parcels.get(number, ()))
             left = left._replace(first=left.first + len(packed), size=left.size - len(packed))
         log.info("delivered links again that %s may have lost: %d parcels", box.server, box.size)
 
-    def _heard(self, shard: int, answer: Grant | Receipt) -> None:
+    def _note_run(self, shard: int, answer: Grant | Receipt) -> None:
         """Record the run of a shard's store, and whether its outbox has parcels."""
         self._lives += self._runs.get(shard, answer.run) != answer.run
         self._runs[shard] = answer.run
@@ -238,7 +238,7 @@ class Sharded:
 
         After a restart of a server, the account is compared before anything is leased. If a shard does not answer and
         others do, their leases are returned; the error is raised only if there are none."""
-        terms = _Terms(batch, seconds, also)
+        terms = _LeaseArguments(batch, seconds, also)
         await self._sweep_outboxes()
         if self.settings.max_pages is not None and self._compared_life != self._lives:
             life = self._lives
@@ -265,7 +265,7 @@ class Sharded:
         leases = tuple(found)
         if error is not None and not leases:
             raise error
-        gave = {self._of(lease.site) for lease in leases}
+        gave = {self._shard_of(lease.site) for lease in leases}
         # Shards that gave leases are asked last next time.
         self._part.sort(key=lambda shard: (shard in gave, shard in grants))
         for shard, (grant, _, passed_over, _) in grants.items():
@@ -284,7 +284,7 @@ class Sharded:
         limit: int,
         grants: dict[int, ShardGrant],
         found: list[Lease],
-        terms: _Terms,
+        terms: _LeaseArguments,
         *,
         width: int | None = None,
         over_quota: bool = False,
@@ -296,7 +296,7 @@ class Sharded:
         while asked and (len(found) < limit or not begun):
             shares = _shares(limit - len(found), asked[:width])
             asked, width, begun = asked[len(shares) :], None, True
-            calls = [self._ask(shard, share, terms, over_quota=over_quota) for shard, share in shares.items()]
+            calls = [self._lease_from(shard, share, terms, over_quota=over_quota) for shard, share in shares.items()]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             for (shard, share), answer in zip(shares.items(), answers):
                 if isinstance(answer, Unavailable):
@@ -311,18 +311,18 @@ class Sharded:
                         asked.append(shard)
         return error
 
-    async def _one_suspect(self, grants: dict[int, ShardGrant], terms: _Terms) -> list[Lease]:
+    async def _one_suspect(self, grants: dict[int, ShardGrant], terms: _LeaseArguments) -> list[Lease]:
         """Lease one suspect if this worker holds none.
 
         Shards do not see each other's suspects, so ask one at a time."""
         now = asyncio.get_running_loop().time()
         self._suspects = {lease: ends for lease, ends in self._suspects.items() if ends > now}
         # If we hold one, only its own shard can tell whether we still do.
-        ours = {self._of(site) for site, _ in self._suspects}
+        ours = {self._shard_of(site) for site, _ in self._suspects}
         for shard, before in grants.items():
             if not before.lost or (ours and shard not in ours):
                 continue
-            answer = await self._ask(shard, 1, terms, suspects=True, over_quota=True)
+            answer = await self._lease_from(shard, 1, terms, suspects=True, over_quota=True)
             if answer.grant.leases:
                 grants[shard] = answer
                 return list(answer.grant.leases)
@@ -348,8 +348,8 @@ class Sharded:
         outbox = sum(grant.outbox for grant in known.values())
         return Grant(leases=leases, wait=min(waits), job=state, news=news, run=self._lives, outbox=outbox)
 
-    async def _ask(
-        self, number: int, limit: int, terms: _Terms, *, suspects: bool = False, over_quota: bool = False
+    async def _lease_from(
+        self, number: int, limit: int, terms: _LeaseArguments, *, suspects: bool = False, over_quota: bool = False
     ) -> ShardGrant:
         """Lease from one shard. Take pages for it if the page limit blocks it; return its part if it needs none."""
         shard, total = self._shards[number], self.settings.max_pages
@@ -423,7 +423,9 @@ class Sharded:
             self._unallowed = None
         return True
 
-    async def _lease(self, number: int, limit: int, terms: _Terms, *, suspects: bool, over_quota: bool) -> ShardGrant:
+    async def _lease(
+        self, number: int, limit: int, terms: _LeaseArguments, *, suspects: bool, over_quota: bool
+    ) -> ShardGrant:
         answer = await self._shards[number].lease_shard(
             limit,
             batch=terms.batch,
@@ -435,7 +437,7 @@ class Sharded:
         )
         self._handed_by_all += answer.handed_out - self._handed.get(number, 0)
         self._handed[number] = answer.handed_out
-        self._heard(number, answer.grant)
+        self._note_run(number, answer.grant)
         return answer
 
     async def _is_over(self) -> bool:
@@ -443,12 +445,12 @@ class Sharded:
         total = self.settings.max_pages
         if not await self._is_finished():
             return False
-        queued = total is not None and any(counts.queued for counts in await self._look())
+        queued = total is not None and any(counts.queued for counts in await self._all_counts())
         return total is None or not queued or not await self._return_unallowed(total)
 
     async def _is_finished(self) -> bool:
         """Read all shards twice: idle in both, with the same number of changes."""
-        first = await self._look()
+        first = await self._all_counts()
         if not all(counts.finished for counts in first):
             return False
         if self.settings.max_pages is None and any(counts.queued for counts in first):
@@ -458,10 +460,10 @@ class Sharded:
             _, left = await self._shards[0].reserve(0, limit=self.settings.max_pages)
             if left > 0:
                 return False
-        second = await self._look()
+        second = await self._all_counts()
         return all(counts.finished for counts in second) and [c.changes for c in first] == [c.changes for c in second]
 
-    async def _look(self) -> list[Counts]:
+    async def _all_counts(self) -> list[Counts]:
         return await _all(shard.counts() for shard in self._shards)
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
@@ -477,7 +479,7 @@ class Sharded:
     def _by_shard(self, leases: Iterable[Lease]) -> dict[int, list[Lease]]:
         groups: dict[int, list[Lease]] = {}
         for lease in leases:
-            groups.setdefault(self._of(lease.site), []).append(lease)
+            groups.setdefault(self._shard_of(lease.site), []).append(lease)
         return groups
 
     async def complete(
@@ -490,8 +492,8 @@ class Sharded:
         own: dict[int, tuple[list[Outcome], list[SiteNote]]] = {}
         foreign: dict[tuple[int, int], list[Request]] = {}
         for outcome in outcomes:
-            shard = self._of(outcome.site)
-            groups = grouped(outcome.links, self._of)
+            shard = self._shard_of(outcome.site)
+            groups = grouped(outcome.links, self._shard_of)
             links = tuple(groups.pop(shard, ()))
             if groups:
                 page = self._sources.get((outcome.site, outcome.token), {}).get(outcome.key, "")
@@ -500,7 +502,7 @@ class Sharded:
                 outcome = msgspec.structs.replace(outcome, links=links)
             own.setdefault(shard, ([], []))[0].append(outcome)
         for note in notes:
-            own.setdefault(self._of(note.site), ([], []))[1].append(note)
+            own.setdefault(self._shard_of(note.site), ([], []))[1].append(note)
         _, parcels, runs = await self._deliver(foreign)
         try:
             receipts = await _all(
@@ -512,7 +514,7 @@ class Sharded:
             self._leaving.update(runs)
             raise
         for shard, receipt in zip(own, receipts):
-            self._heard(shard, receipt)
+            self._note_run(shard, receipt)
         for outcome in outcomes:
             pages = self._sources.get((outcome.site, outcome.token), {})
             pages.pop(outcome.key, None)
@@ -551,7 +553,7 @@ class Sharded:
             await asyncio.wait(waiting)
 
     async def counts(self) -> Counts:
-        first = await self._look()
+        first = await self._all_counts()
         finished = all(counts.finished for counts in first) and await self._is_finished()
         states = [counts.job if counts.job != "finished" else "running" for counts in first]
         sums = {
@@ -596,10 +598,10 @@ class Sharded:
 
     async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         site = urls.site(url, by=self.settings.site_by)
-        return await self._shards[self._of(site)].lookup(url, key_of)
+        return await self._shards[self._shard_of(site)].lookup(url, key_of)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
-        return await self._shards[self._of(name)].site(name)
+        return await self._shards[self._shard_of(name)].site(name)
 
     async def aclose(self) -> None:
         await self._close()

@@ -298,7 +298,7 @@ def next_visit(known: Known, settings: Settings, *, now: float) -> dict[str, Any
         words = "None: each page is visited once." if not settings.recrawl else "None scheduled."
         return {"at": None, "words": words, "setting": f"recrawl = {settings.recrawl or 'no'}"}
     due, visited = known["due_in"], recrawl.read(known.get("visit"))
-    rule = recrawl.rule_of(settings.recrawl)
+    rule = recrawl.parse_rule(settings.recrawl)
     if known["state"] != "done":
         count = f"consecutive failure {visited.failures}" if visited.failures else "a failure"
         reason = f"after {count}" if known["state"] == "failed" else "because skipped URLs are checked again"

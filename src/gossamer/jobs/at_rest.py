@@ -18,7 +18,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.frontier.backends import owned_backend
 from gossamer.frontier.base import OwnedFrontier
-from gossamer.frontier.embedded.sqlite_reader import SqliteLook, survey
+from gossamer.frontier.embedded.sqlite_reader import SqliteLookup, survey
 from gossamer.job_folder import ADDRESS, FRONTIER
 from gossamer.jobs.job import Known
 from gossamer.model import Counts
@@ -54,7 +54,7 @@ class FileAtRest:
     def __init__(self, folder: Path, settings: Settings, *, clock: Clock) -> None:
         self._folder = folder
         self._clock = clock
-        self._look = SqliteLook(folder / FRONTIER, settings, clock=clock)
+        self._look = SqliteLookup(folder / FRONTIER, settings, clock=clock)
         self._survey = survey(folder / FRONTIER)
 
     @property

@@ -487,7 +487,7 @@ class FolderHarness(LocalHarness):
             region=region,
             clock=self.clock,
             share=TimedShare(self.root, self.clock),
-            tending=False,
+            rounds=False,
         )
 
     async def end(self) -> None:

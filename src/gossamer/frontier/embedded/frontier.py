@@ -110,7 +110,7 @@ class Settlement:
             lane = state.held.get(outcome.token)
             number = lane.batch.get(outcome.key) if lane is not None else None
             if lane is None or number is None or number in planned:
-                known = lane is not None or state.was_settled(outcome)
+                known = lane is not None or state.was_committed(outcome)
                 repeated, stale = repeated + known, stale + (not known)
                 continue
             planned.add(number)
@@ -170,7 +170,7 @@ class Settlement:
     def _apply_outcome(self, row: OutcomeRow, outcome: Outcome, lane: Lane, row_number: int, now: float) -> None:
         """Take a request out of its lane. A lane with an empty batch is free, one delay from now."""
         state, number, site = self._state, row.number, lane.site
-        state.schedule.settle(lane, outcome.key)
+        state.schedule.finish(lane, outcome.key)
         state.schedule.lapses.pop(number, None)
         state.new_lapses.pop(number, None)
         if outcome.status == "retry":
@@ -422,7 +422,7 @@ class EmbeddedFrontier:
         if state.room() <= 0:
             # All that max_pages still allows is leased. Its holders may be dead, and then no lane would become due to
             # show it.
-            state.lapse_lost(now)
+            state.expire_leases(now)
         room = state.room()
         leases: list[Lease] = []
         passed: list[Site] = []
@@ -601,7 +601,7 @@ class EmbeddedFrontier:
             lanes = [lane for lane in state.held.values() if lane.worker == worker]
             for lane in lanes:
                 guilty = frozenset(lane.batch[key] for key in blamed if key in lane.batch)
-                state.lapse(lane, now + state.schedule.lane_delay(lane.site), blamed=guilty)
+                state.take_back(lane, now + state.schedule.lane_delay(lane.site), blamed=guilty)
             if state.new_lapses:
                 await self._keep_lapses()
         self._notify()
@@ -683,7 +683,7 @@ class EmbeddedFrontier:
         site = self._state.schedule.sites.get(found["site"]) if found is not None else None
         if found is None or site is None:
             return None
-        where = self._state.whereabouts(site, key, found)
+        where = self._state.url_state(site, key, found)
         return {"key": key, **found, **where, "site_state": self._state.describe(site)}
 
     async def site(self, name: str) -> Mapping[str, Any] | None:

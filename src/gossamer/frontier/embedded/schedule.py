@@ -467,7 +467,7 @@ class Schedule:
         self.leased += len(batch)
         self._enter(lane, expires_at + self.lane_delay(lane.site))
 
-    def settle(self, lane: Lane, key: int) -> int | None:
+    def finish(self, lane: Lane, key: int) -> int | None:
         """Take one request out of a lane's batch; return its number, or None if it is no longer there."""
         number = lane.batch.pop(key, None)
         if number is not None:

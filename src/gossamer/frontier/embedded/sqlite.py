@@ -41,7 +41,7 @@ from gossamer.clock import Clock
 from gossamer.errors import FrontierError, Held, SchemaMismatch, Unavailable
 from gossamer.frontier.embedded.frontier import EmbeddedFrontier
 from gossamer.frontier.embedded.journal import Change, JournalSite, Past
-from gossamer.frontier.embedded.sqlite_reader import decode_robots, story, translated
+from gossamer.frontier.embedded.sqlite_reader import decode_robots, translated, url_history
 from gossamer.frontier.packing import Extra
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings
@@ -376,7 +376,7 @@ class SqliteJournal:
         # A connection of its own: a scan of the whole table must not delay leases.
         connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)
         try:
-            return story(connection, key)
+            return url_history(connection, key)
         except sqlite3.Error as error:
             raise translated(error, self._path) from error
         finally:

@@ -32,7 +32,7 @@ decode_robots = msgspec.json.Decoder(dict[str, bytes]).decode
 decode_memo = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class SqliteLook:
+class SqliteLookup:
     """Looks up URLs and sites in a frontier file, as its owner would, as far as the data are stored."""
 
     def __init__(self, path: Path, settings: Settings, *, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class SqliteLook:
     def _lookup(self, connection: sqlite3.Connection, url: str, *, key_of: urls.KeyOf) -> dict[str, Any] | None:
         (secret,) = connection.execute("SELECT value FROM meta WHERE name = 'secret'").fetchone()
         key = key_of(secret, url)
-        found = story(connection, key)
+        found = url_history(connection, key)
         if found is None:
             return None
         site = self._site(connection, found["site"]) or {}
@@ -94,7 +94,7 @@ def stored_pages(connection: sqlite3.Connection) -> int:
     return found
 
 
-def story(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:
+def url_history(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:
     """Return the stored history of one URL; None if it is unknown."""
     row = connection.execute(
         "SELECT u.number, u.url, s.name, u.depth, u.priority, p.url, u.extra FROM urls u"

@@ -128,7 +128,7 @@ class State:
             # A set keeps its largest capacity, and each intersection with it walks over all of it.
             self.unwritten.clear()
 
-    def lapse(self, lane: Lane, now: float, *, blamed: frozenset[int]) -> None:
+    def take_back(self, lane: Lane, now: float, *, blamed: frozenset[int]) -> None:
         """Take a lane from a holder that is gone; `now` is when the lane is ready again.
 
         Each blamed request gets a loss. With two losses it is a suspect, which is leased alone; with `max_deliveries`
@@ -140,11 +140,11 @@ class State:
                 continue
             lapses = schedule.lapses[number] = self.new_lapses[number] = schedule.lapses.get(number, 0) + 1
             if lapses >= self.settings.max_deliveries:
-                schedule.settle(lane, key)
+                schedule.finish(lane, key)
                 self.count(kept.PARKED)
         self.free(lane, now - schedule.lane_delay(lane.site))
 
-    def lapse_lost(self, now: float) -> None:
+    def expire_leases(self, now: float) -> None:
         """Take back all expired lanes. Needed where `due`, which would find them, is not called."""
         for lane in list(self.held.values()):
             if self.is_lost(lane, now):
@@ -155,7 +155,7 @@ class State:
 
         The whole batch is blamed, because nothing names the request that the holder was handling. Innocent requests
         lose the count as soon as they have an outcome."""
-        self.lapse(lane, now, blamed=frozenset() if lane.excused else frozenset(lane.batch.values()))
+        self.take_back(lane, now, blamed=frozenset() if lane.excused else frozenset(lane.batch.values()))
 
     def blame(self, number: int, site: Site) -> None:
         """Count a loss against a queued request, and queue it at the head, as a suspect, or not at all."""
@@ -188,7 +188,7 @@ class State:
         ends = (lane.expires_at + self.schedule.lane_delay(lane.site) for lane in self.held.values())
         return min(ends, default=None)
 
-    def was_settled(self, outcome: Outcome) -> bool:
+    def was_committed(self, outcome: Outcome) -> bool:
         """Return whether the outcome's lane completed its last batch under this token: then it is a repetition."""
         site = self.schedule.sites.get(outcome.site)
         lanes = site.lanes if site is not None else []
@@ -311,15 +311,15 @@ class State:
             "robots": site.robots,
         }
 
-    def whereabouts(self, site: Site, key: int, story: Mapping[str, Any]) -> dict[str, Any]:
+    def url_state(self, site: Site, key: int, url_history: Mapping[str, Any]) -> dict[str, Any]:
         """Return the present state of a URL, given its history in the journal."""
         for lane in site.lanes:
             if lane.token and key in lane.batch:
                 ends_in = max(0.0, lane.expires_at - self.clock.monotonic())
                 tries = self.tries.get(lane.batch[key], 0)
                 return {"state": "leased", "worker": lane.worker, "lease_ends_in": ends_in, "tries": tries}
-        is_parked = self.schedule.lapses.get(story["number"], 0) >= self.settings.max_deliveries
-        return kept.standing(story["attempts"], closed=site.closed, is_parked=is_parked, now=self.clock.epoch())
+        is_parked = self.schedule.lapses.get(url_history["number"], 0) >= self.settings.max_deliveries
+        return kept.standing(url_history["attempts"], closed=site.closed, is_parked=is_parked, now=self.clock.epoch())
 
 
 def closed_status(reason: str) -> int:

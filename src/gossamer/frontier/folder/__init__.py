@@ -1,9 +1,9 @@
 """The folder backend: jobs on a shared file system, without a server.
 
 For fleets that share a mount and nothing else. `files` has the few operations that are safe on one, `record` the job,
-`claims` who owns a shard and who is alive, `log` what is durable of a shard, `shard` the embedded frontier over it,
-`links` what travels between shards, `owner` the session of a worker, and `frontier` the whole. Nothing waits for a
-lock, and nothing is lost with a worker: whatever it had is in logs that others can read."""
+`claims` the owners of shards and the live workers, `log` the durable data of a shard, `shard` the embedded frontier
+over it, `links` what is sent between shards, `owner` the session of a worker, and `frontier` the whole. No worker waits
+for a lock, and no data is lost with a worker: everything is in logs that others can read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _MOST_JOBS = 1000
 class FolderBackend(FleetBackend):
     """Jobs on a file system that several machines have mounted.
 
-    `check` tries out on the mount what everything rests on: of two that claim the same file, one must fail."""
+    `check` tests on the mount the operation that everything relies on: of two clients that claim the same file, one
+    must fail."""
 
     name = "folder"
     forms = ("folder:/path",)
@@ -67,10 +68,10 @@ class FolderBackend(FleetBackend):
                 await asyncio.to_thread(share.make_folders, TEMPORARY)
                 claims = [await asyncio.to_thread(share.claim, "claim", data) for data in (b"one", b"another")]
                 if claims != [True, False]:
-                    mend = "share it by NFS 4 or sshfs; this kind of mount cannot be used"
-                    yield Finding("frontier", "bad", f"{place} lets two claim the same file", mend)
+                    mend = "share the folder with NFS 4 or sshfs; this kind of mount is not safe"
+                    yield Finding("frontier", "bad", f"{place} allows two clients to claim the same file", mend)
                     return
-                yield Finding("frontier", "good", f"{place}: of all who try, one can claim a file")
+                yield Finding("frontier", "good", f"{place}: exactly one client can claim a file")
                 yield await skew(clock, lambda: asyncio.to_thread(share.time))
         except OSError as error:
             told = explained(error, place)
@@ -86,7 +87,7 @@ class FolderBackend(FleetBackend):
 
 
 class _FolderMeter:
-    """Adds up the files of all jobs."""
+    """Measures the size of the files of all jobs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +96,7 @@ class _FolderMeter:
         return float(sum(path.stat().st_size for path in self._path.rglob("*") if path.is_file()))
 
     async def cpu_seconds(self) -> float | None:
-        # There is no server: all work is done by the workers.
+        # There is no server: the workers do all the work.
         return 0.0
 
     async def aclose(self) -> None:
@@ -103,11 +104,11 @@ class _FolderMeter:
 
 
 async def _open(url: str, job: str, settings: Settings | None, by: Opener) -> FolderFrontier:
-    """Join a job. A part of the shards cannot be chosen: workers balance them among themselves."""
+    """Join a job. Workers balance the shards among themselves, so no part of them can be chosen."""
     from gossamer.frontier.folder.frontier import open_folder
 
     if by.shards:
-        raise ConfigError("workers on a folder share its shards out by themselves", hint="leave --shards away")
+        raise ConfigError("workers on a folder balance its shards automatically", hint="omit --shards")
     return await open_folder(url, job, settings, worker=by.worker, region=by.region)
 
 
@@ -116,7 +117,7 @@ def _path(url: str) -> Path:
 
 
 def _list(path: Path) -> list[str]:
-    """Jobs that have a record: one whose record is not written yet is not there yet."""
+    """Return the jobs that have a record; a job whose record is not written yet does not exist yet."""
     try:
         return sorted(unquote(found.parent.name) for found in (path / "frontier").glob("*/job.json"))[:_MOST_JOBS]
     except OSError:

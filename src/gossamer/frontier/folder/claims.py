@@ -1,24 +1,24 @@
 """Claims of shards on a shared folder: claim files, heartbeats, and worker reports.
 
-A shared folder has no locks that survive a network, so ownership is a row of files. The claims of shard 7 are
-`claims/0007-0000000001`, `...02`, and so on. Each is made by an exclusive link, so of all who try for a number one
-succeeds (P2), and the newest claim says who has the shard. A claim is never changed. It stands as long as its session
-(one life of one worker) sends heartbeats; a claim without a session says that nobody has the shard, and carries the
-last owner's view of it.
+A shared folder has no locks that work across machines, so ownership is a sequence of files. The claims of shard 7 are
+`claims/0007-0000000001`, `...02`, and so on. Each is created by an exclusive link, so of all workers that try for a
+number one succeeds (P2), and the newest claim names the owner of the shard. A claim is never changed. It is valid as
+long as its session (one life of one worker) sends heartbeats; a claim without a session means that the shard has no
+owner, and carries the last owner's view of it.
 
-A claim may follow only one that the claimant has seen to be void: its session is dead, or it has none. An owner is dead
-for others when two things hold: its last heartbeat is older than the lease by the file server's time, and the observer
-itself has watched it for a while, by its own clock, without seeing a new one. The second guards against clocks that
-jump, and against an observer that was suspended: it finds everybody silent, and gives them time first. An owner stops
+A claim may follow only one that the claimant has found to be void: its session is dead, or it has none. An owner counts
+as dead when two things hold: its last heartbeat is older than the lease by the file server's time, and the observer has
+watched it for a while, by its own clock, without seeing a new one. The second condition guards against clocks that
+jump, and against an observer that was suspended: it finds all others silent, and gives them time first. An owner stops
 trusting its claims earlier than that (`owner.FolderSession.is_late`).
 
-Terms are a second row of files, made in the same way. Each opening of shards gets a number above all earlier ones,
-from which the tokens of its leases begin (P4).
+Terms are a second sequence of files, created in the same way. Each opening of shards gets a number above all earlier
+ones, from which the tokens of its leases begin (P4).
 
-Failure cases. A claim that was made while the answer got lost is recognized by its nonce. A claim file that stays
-unreadable, because its writer died on a file system without links, counts as void after `_PATIENCE` looks. Old claim
-and term files are deleted, and a claimant checks afterwards that its number was not one of those: a slow worker must
-not take an old number for a free one."""
+Failure cases. A claim whose answer was lost is recognized by its nonce. A claim file that stays unreadable, because its
+writer died on a file system without links, counts as void after `_PATIENCE` reads. Old claim and term files are
+deleted, and a claimant checks afterwards that its number was not one of those: a slow worker must not take an old
+number for a free one."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 REPORTS = "told"
 MOST_SITES = 500
-"""Sites in a worker's report: those with the most queued."""
+"""Max sites in a worker's report: those with the longest queues."""
 _EVERY_SECONDS = 10.0
 _COST = 500.0
-"""Inverse of the largest part of its time that a worker spends on reports."""
+"""Inverse of the largest share of its time that a worker spends on reports."""
 _FIELDS = ("site", "queued", "delayed", "leased", "stored", "delay", "lanes", "hold", "closed")
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest sites of one worker, as they were when it wrote this."""
+    """The largest sites of one worker at the time of writing."""
 
     at: float
     """The server's time."""
@@ -76,12 +76,12 @@ class ReportWriter:
 
 
 def brief(site: Mapping[str, Any]) -> dict[str, Any]:
-    """A site in a list: without its robots.txt and its site state."""
+    """Return a site for a list: without its robots.txt and its site state."""
     return {name: site[name] for name in _FIELDS if name in site}
 
 
 def longest(sites: Iterable[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
-    """Those with the most queued."""
+    """Return the sites with the most queued requests."""
     return nlargest(limit, sites, key=lambda site: int(site.get("queued") or 0))
 
 
@@ -91,7 +91,7 @@ def _write(share: SharedFolder, session: str, told: WorkerReport) -> None:
 
 
 def read_reports(share: SharedFolder, sessions: Iterable[str]) -> dict[str, WorkerReport]:
-    """The last reports of these sessions, as far as they can be read."""
+    """Return the last reports of these sessions, as far as they can be read."""
     found: dict[str, WorkerReport] = {}
     for session in sessions:
         try:
@@ -104,9 +104,9 @@ def read_reports(share: SharedFolder, sessions: Iterable[str]) -> dict[str, Work
 CLAIMS, TERMS, WORKERS = "claims", "terms", "workers"
 _KEPT = 4
 _PATIENCE = 60
-"""Looks at an unreadable claim before it counts as void."""
+"""Reads of an unreadable claim before it counts as void."""
 _LOOKS_SECONDS = 3.0
-"""Seconds for which a silent worker is watched, at least, before it counts as dead: a clock may have jumped."""
+"""Min seconds for which a silent worker is watched before it counts as dead: a clock may have jumped."""
 
 
 class ClaimsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,13 +115,15 @@ class ClaimsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     claim: int
     changes: int = 0
     busy: bool = True
-    """Whether anything of it is queued, delayed, leased or on its way to other shards."""
+    """Whether the shard has queued, delayed, or leased requests, or links to send to other shards."""
     counts: Counts = Counts()
     lanes: RegionView = RegionView()
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One claim. Without a `session` nobody has the shard, and `view` is the last owner's. `nonce` makes it unique."""
+    """One claim.
+
+    Without a `session` the shard has no owner, and `view` is the last owner's. `nonce` makes it unique."""
 
     nonce: str
     session: str = ""
@@ -129,8 +131,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     view: ClaimsView | None = None
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A heartbeat. As long as a session sends them, its claims stand; `number` grows with each."""
+class SessionHeartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A heartbeat. As long as a session sends them, its claims are valid; `number` grows with each."""
 
     session: str
     worker: str
@@ -148,7 +150,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pulse: Heartbeat | None = None
 
 
-class Standing(NamedTuple):
+class NewestClaim(NamedTuple):
     """The newest claim of a shard."""
 
     number: int
@@ -157,24 +159,24 @@ class Standing(NamedTuple):
 
 _encode = msgspec.json.Encoder().encode
 _decode_claim = msgspec.json.Decoder(Claim).decode
-_decode_beat = msgspec.json.Decoder(Beat).decode
-_NOBODY = Standing(0, Claim(nonce=""))
+_decode_beat = msgspec.json.Decoder(SessionHeartbeat).decode
+_NOBODY = NewestClaim(0, Claim(nonce=""))
 
 
 def new_session(worker: str) -> str:
-    """A name for one life of a worker, unique and usable as a file name."""
+    """Return a name for one life of a worker, unique and usable as a file name."""
     return f"{quote(worker, safe='', errors='surrogatepass')[:150]}~{secrets.token_hex(6)}"
 
 
 class Claims:
-    """The claims of all shards, as this worker knows them. `newest` only moves forward."""
+    """The claims of all shards, as this worker knows them. `newest` only grows."""
 
     def __init__(self, share: SharedFolder, shards: int) -> None:
         self._share = share
         self._unreadable: Counter[str] = Counter()
         self._views: dict[int, ClaimsView] = {}
         """The last owners' views of shards that are claimed here and not opened yet."""
-        self.newest: dict[int, Standing] = dict.fromkeys(range(shards), _NOBODY)
+        self.newest: dict[int, NewestClaim] = dict.fromkeys(range(shards), _NOBODY)
 
     def look(self, *, fresh: bool = False) -> None:
         """Read new claims. With `fresh`, the listing does not come from a cache of the file system."""
@@ -187,7 +189,7 @@ class Claims:
             if shard in self.newest and number > self.newest[shard].number:
                 claim = self._claim(_name(shard, number))
                 if claim is not None:
-                    self.newest[shard] = Standing(number, claim)
+                    self.newest[shard] = NewestClaim(number, claim)
 
     def _claim(self, name: str) -> Claim | None:
         try:
@@ -200,10 +202,11 @@ class Claims:
             return Claim(nonce="", session="?") if self._unreadable[name] > _PATIENCE else None
 
     def take(self, shard: int, after: int, session: str, term: int, view: ClaimsView | None = None) -> int:
-        """Follow the claim `after` with one of this session, or of nobody; its number, or 0 if somebody was faster.
+        """Follow the claim `after` with one of this session, or of no session; return its number, or 0 if another was
+        faster.
 
-        An owner that was silent for too long calls this with its own last claim: if that works, nobody was there in
-        between, and what it has in memory is still the truth."""
+        An owner that was silent for too long calls this with its own last claim: if it succeeds, no other worker has
+        claimed the shard in between, and its memory is still valid."""
         claim = Claim(nonce=secrets.token_hex(8), session=session, term=term, view=view)
         number = after + 1
         before = self.newest[shard]
@@ -211,23 +214,23 @@ class Claims:
             self._views[shard] = before.claim.view
         if not self._share.claim(_name(shard, number), _encode(claim)):
             self.look(fresh=True)
-            # It may be ours, from a call that failed between the link and the look.
+            # It may be ours, from a call that failed between the link and the check.
             return number if self._is(shard, number, session) else 0
         # Old claims are deleted: if `after` was old, the number was free because of that, and is not the newest.
         self.look(fresh=True)
         if self.newest[shard].number > number:
             return 0
-        self.newest[shard] = Standing(number, claim)
+        self.newest[shard] = NewestClaim(number, claim)
         for old in range(max(1, number - 2 * _KEPT), number - _KEPT):
             self._share.remove(_name(shard, old))
         return number
 
     def opened(self, shard: int) -> None:
-        """Forget the last owner's view of a shard that is open here: it is out of date from now on."""
+        """Drop the last owner's view of a shard that is open here: it is outdated from now on."""
         self._views.pop(shard, None)
 
     def return_unopened(self, shard: int, claim: int) -> None:
-        """Give up a claim to a shard that could not be opened, with the last owner's view, which is still true."""
+        """Give up a claim to a shard that could not be opened, with the last owner's view, which is still valid."""
         view = self._views.pop(shard, None)
         self.take(shard, claim, "", 0, view and msgspec.structs.replace(view, claim=claim + 1))
 
@@ -236,7 +239,7 @@ class Claims:
         return newest.number == number and newest.claim.session == session
 
     def next_term(self) -> int:
-        """A number above all that any worker was given before."""
+        """Return a number above all that any worker got before."""
         given = max((int(name) for name in self._share.names(TERMS, fresh=True) if name.isdigit()), default=0)
         while not self._share.claim(f"{TERMS}/{given + 1:010}", secrets.token_bytes(8)):
             given += 1
@@ -250,7 +253,7 @@ def _name(shard: int, number: int) -> str:
 
 
 class Peers:
-    """The workers of a job as one of them, or a visitor, sees them: heartbeats, and who is alive."""
+    """The workers of a job, as one of them or a visitor sees them: heartbeats, and which are alive."""
 
     def __init__(self, share: SharedFolder, *, lease_seconds: float, every_seconds: float) -> None:
         self._share = share
@@ -259,18 +262,18 @@ class Peers:
         self._seen: dict[str, tuple[int, float]] = {}
         """Session -> the number of its last heartbeat, and seconds for which it was watched since then."""
         self._looked_at = -1e18
-        self.beats: dict[str, Beat] = {}
+        self.beats: dict[str, SessionHeartbeat] = {}
         self.live: frozenset[str] = frozenset()
 
     def look(self, *, monotonic: float, epoch: float) -> None:
-        """Read all heartbeats, and decide who is alive.
+        """Read all heartbeats, and decide which workers are alive.
 
-        A look that comes late, because this process was suspended, counts as half a round: the others may have been
-        suspended with it, and need time to send a heartbeat."""
+        A read that comes late, because this process was suspended, counts as half a round: the others may have been
+        suspended too, and need time to send a heartbeat."""
         gap, self._looked_at = monotonic - self._looked_at, monotonic
         if gap > 2 * self._every_seconds:
             gap = self._every_seconds / 2
-        beats: dict[str, Beat] = {}
+        beats: dict[str, SessionHeartbeat] = {}
         live = set()
         for name in self._share.names(WORKERS):
             try:
@@ -288,7 +291,7 @@ class Peers:
         self.beats, self.live = beats, frozenset(live)
         self._seen = {name: seen for name, seen in self._seen.items() if name in beats}
 
-    def write_heartbeat(self, beat: Beat) -> float:
+    def write_heartbeat(self, beat: SessionHeartbeat) -> float:
         """Write a heartbeat, and return the server's time."""
         return self._share.put(f"{WORKERS}/{beat.session}", _encode(beat))
 
@@ -305,6 +308,6 @@ class Peers:
             if session not in self.live and session not in needed and epoch - beat.at > older_than_seconds:
                 self.forget(session)
 
-    def holders(self, newest: Mapping[int, Standing]) -> dict[int, str]:
-        """The owner of each shard that has a living one."""
+    def holders(self, newest: Mapping[int, NewestClaim]) -> dict[int, str]:
+        """Return the owner of each shard that has a live one."""
         return {shard: found.claim.session for shard, found in newest.items() if found.claim.session in self.live}

@@ -67,13 +67,15 @@ class SharedFolder:
         return written_at
 
     def claim(self, name: str, data: bytes, *, mode: int = _MODE) -> bool:
-        """Make a file that must not exist; of all who try, one succeeds. `data` must be unique to the caller."""
+        """Create a file that must not exist; return whether this caller created it.
+
+        `data` must be unique to the caller."""
         temporary, _ = self._write(data, mode)
         self.touched("link", name)
         try:
             os.link(temporary, self.root / name)
         except FileExistsError:
-            # Also what a client reports whose first request succeeded and lost its answer.
+            # A client also reports this if its first request succeeded and the answer was lost.
             return self.read(name) == data
         except OSError as error:
             if error.errno not in _NO_LINKS:
@@ -114,7 +116,7 @@ class SharedFolder:
         return path, written_at
 
     def clock_of(self, handle: int) -> float:
-        """When the server says that a file was written."""
+        """Return the time at which the server says that a file was written."""
         return os.fstat(handle).st_mtime
 
     def time(self) -> float:
@@ -124,7 +126,9 @@ class SharedFolder:
         return written_at
 
     def names(self, folder: str, *, fresh: bool = False) -> list[str]:
-        """The names in a folder, sorted. Unless `fresh`, the listing may come from a cache that is a minute old."""
+        """Return the names in a folder, sorted.
+
+        Unless `fresh`, the listing may come from a cache that is a minute old."""
         self.touched("list", folder)
         path = self.root / folder
         if fresh:
@@ -140,7 +144,7 @@ class SharedFolder:
         (self.root / name).unlink(missing_ok=True)
 
     def sweep(self, *, older_than: float) -> int:
-        """Delete half-written files that killed writers left before this server time; how many."""
+        """Delete half-written files that killed writers left before this server time; return how many."""
         swept = 0
         for name in self.names(TEMPORARY):
             path = self.root / TEMPORARY / name
@@ -181,12 +185,12 @@ class ShareClock:
 
 
 def explained(error: OSError, place: Path | str) -> FrontierError:
-    """The error of this project for one of the file system: nearly always one that the crawl waits out."""
+    """Translate an error of the file system: nearly always one that the crawl waits out."""
     word = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM):
         return Unavailable(f"{place}: {word}", hint="let this user write there")
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
-        return SchemaMismatch(f"{place}: {word}", hint="it is not a folder that Gossamer made")
+        return SchemaMismatch(f"{place}: {word}", hint="it is not a folder made by Gossamer")
     return Unavailable(
-        f"{place}: {word}", hint="is the folder mounted, writable and not full? Workers wait until it is"
+        f"{place}: {word}", hint="check that the folder is mounted, writable, and not full; workers wait until it is"
     )

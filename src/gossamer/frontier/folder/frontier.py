@@ -9,8 +9,8 @@ its claims (`owner.remaining`): when a lease is handed out, nobody else can have
 2. Then each shard gets its outcomes, in one frame with the links to the shards of others (`links` sends these later).
 
 A crash between the two leaves links whose page is fetched again: a repetition, no loss (P3). If one shard fails, the
-others are committed, and a repeated call finds their outcomes done. An outcome whose shard is another worker's by now
-counts as stale (P4).
+others are committed, and a repeated call finds their outcomes done. An outcome whose shard belongs to another worker
+now counts as stale (P4).
 
 **The end of the job** is decided without a server. A worker that is idle looks twice at all shards (`survey.is_over`).
 Before that it makes sure that its own heartbeat says so: others decide by it (P6).
@@ -39,7 +39,7 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.errors import Unavailable
 from gossamer.frontier.folder.claims import ReportWriter
 from gossamer.frontier.folder.files import ShareClock, SharedFolder, explained
-from gossamer.frontier.folder.owner import FolderSession, Lost
+from gossamer.frontier.folder.owner import FolderSession, ShardLost
 from gossamer.frontier.folder.record import (
     QUOTA,
     open_job,
@@ -62,7 +62,7 @@ _TURNS = 20
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Who may store how many pages. `nonce` makes each file unique, so that a lost answer is recognized."""
+    """The pages that each session may store. `nonce` makes each file unique, so that a lost answer is recognized."""
 
     spent: int = 0
     """Pages stored by sessions without a grant."""
@@ -85,13 +85,15 @@ class Quota:
         return self._owner.settings.max_pages
 
     def left(self) -> int:
-        """How many more requests this worker may lease within its grant: what is leased counts as stored."""
+        """Return how many more requests this worker may lease within its grant: a leased request counts as stored."""
         if self._limit is None:
             return NO_LIMIT
         return self._granted - self._owner.stored - sum(shard.leased for shard in self._owner.shards.values())
 
     async def room(self, wanted: int) -> int:
-        """The same, after asking for more if needed. A refusal is remembered for one round."""
+        """Return how many more requests this worker may lease, after asking for more if needed.
+
+        A refusal is stored for one round."""
         now = self._owner.clock.monotonic()
         if self.left() >= min(wanted, _MOST) or now < self._refused_at + self._owner.every_seconds:
             return self.left()
@@ -100,24 +102,25 @@ class Quota:
         return self.left()
 
     def ask_again(self) -> None:
-        """Forget a refusal: the limit has changed."""
+        """Discard a stored refusal because the limit has changed."""
         self._refused_at = -1e18
 
     async def give_back(self) -> None:
-        """Return what is not in use, for other workers."""
+        """Return unused pages for other workers."""
         if self._limit is not None and self.left() > 0:
             await self._change(0)
 
     async def close(self) -> None:
-        """Close our account: what this session stored is spent, and the rest of its grant is free."""
+        """Close this session's account: what it stored is spent, and the rest of its grant is free."""
         if self._limit is not None and self._granted:
             await self._change(0, leaving=True)
 
     async def _change(self, room: int, *, leaving: bool = False) -> int:
-        """Change our grant to have room for this many more requests, as far as the limit allows; by how much.
+        """Change this session's grant to have room for `room` more requests, as far as the limit allows; return the
+        change.
 
-        Read the newest ledger, compute the next one, and try to make its file. If somebody was faster, begin again with
-        theirs: the sum is checked against the ledger that is really replaced."""
+        Read the newest ledger, compute the next one, and try to create its file. If another worker was faster, begin
+        again with its ledger: the sum is checked against the ledger that is really replaced."""
         owner, limit = self._owner, self._limit or 0
         for _ in range(_TURNS):
             number, ledger = await owner.run(self._read)
@@ -145,7 +148,7 @@ class Quota:
         return 0
 
     async def _founded(self) -> Ledger:
-        """The first ledger of a job. What was stored before the job had a limit counts, by session or as spent."""
+        """Return the first ledger of a job. Pages stored before the job had a limit count, by session or as spent."""
         owner = self._owner
         await owner.look(fresh=True)
         beats = owner.peers.beats
@@ -166,10 +169,10 @@ class Quota:
             self._owner.share.remove(f"{QUOTA}/{old:010}")
 
     async def _settled(self, ledger: Ledger) -> Ledger:
-        """The ledger without dead sessions, once all their shards have other owners and report what is stored.
+        """Return the ledger without dead sessions, once all their shards have other owners that report what is stored.
 
-        `spent` becomes what the shards report, less what the living have stored. It never falls: reports of a moment
-        ago may miss pages."""
+        `spent` becomes what the shards report, less what live sessions have stored. It never falls: recent reports may
+        miss pages."""
         owner = self._owner
         await owner.look(fresh=True)
         holding = {standing.claim.session for standing in owner.claims.newest.values()}
@@ -198,10 +201,11 @@ async def open_folder(
     region: str = "",
     clock: Clock | None = None,
     share: SharedFolder | None = None,
-    tending: bool = True,
+    rounds: bool = True,
 ) -> FolderFrontier:
-    """Join a job in this folder; with settings, make it if it is not there. Without a worker's name, only look and
-    add."""
+    """Join a job in this folder; with settings, create it if it does not exist.
+
+    Without a worker's name, only read and add."""
     root, shards = place_of(url, job)
     share = share or SharedFolder(root)
     share_clock = ShareClock(clock or SystemClock())
@@ -219,7 +223,7 @@ async def open_folder(
     except BaseException:
         owner.abort()
         raise
-    if tending:
+    if rounds:
         frontier.start()
     return frontier
 
@@ -239,18 +243,19 @@ class FolderFrontier(FolderRepair):
         self._news = 0
         self._event = asyncio.Event()
         self._stale = 0
-        self._tending: asyncio.Task[None] | None = None
+        self._rounds: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         owner.changed = self._notify
 
     def start(self) -> None:
         """Run a round every second from now on, whether or not anything is called."""
-        self.owner.tended = True
-        self._tending = asyncio.create_task(self._tend())
+        self.owner.has_rounds_task = True
+        self._rounds = asyncio.create_task(self._run_rounds())
 
-    async def _tend(self) -> None:
-        """Rounds until the close. A folder that is away is waited for; any other error ends the task, and `lease`
-        raises it."""
+    async def _run_rounds(self) -> None:
+        """Run rounds until the close.
+
+        An unreachable folder is waited for; any other error ends the task, and `lease` raises it."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.owner.every_seconds):
@@ -258,9 +263,9 @@ class FolderFrontier(FolderRepair):
             if self._closing.is_set():
                 return
             try:
-                await self.owner.tend()
+                await self.owner.run_round()
             except Unavailable as error:
-                log.warning("waiting for the folder: %s", error)
+                log.warning("waiting for the shared folder: %s", error)
 
     def _shard(self, site: str) -> FolderShard | None:
         return self.owner.shards.get(self.owner.layout.shard_of(site))
@@ -278,11 +283,11 @@ class FolderFrontier(FolderRepair):
         await self.owner.links.hand_out(done)
 
     async def has_adopted(self, tree: str) -> bool:
-        """Whether the job has imported all of this tree of pages."""
+        """Return whether the job has imported this tree of pages completely."""
         return tree in await self.owner.run(read_adopted, self.owner.share)
 
     async def note_adopted(self, tree: str) -> None:
-        """Note that all of this tree is imported."""
+        """Store that this tree is imported completely."""
         await self.owner.run(write_adopted, self.owner.share, tree)
 
     async def lease(
@@ -293,16 +298,16 @@ class FolderFrontier(FolderRepair):
         `also` is ignored: a worker claims only shards of its region and of none. A folder refuses jobs whose sites
         change their region (`region_by` auto)."""
         owner, worker = self.owner, worker or self.worker
-        if self._tending is not None and self._tending.done():
-            # Without it no heartbeat is sent. Raise what ended it.
-            self._tending.result()
-        await owner.keep_up()
+        if self._rounds is not None and self._rounds.done():
+            # No heartbeat is sent without this task, so raise the error that ended it.
+            self._rounds.result()
+        await owner.ensure_claims()
         news = self._news
         if owner.job != "running":
             return Grant(job=owner.job, wait=owner.every_seconds, news=news)
         now = self._clock.monotonic()
         leases, due_at = await self._lease(limit, batch, min(seconds, owner.remaining), worker, now)
-        # A worker whose leased lanes fill half of its fetches has enough, even if this call found no more.
+        # A worker whose leased lanes fill half of its fetch slots has enough, even if this call found no more.
         under_way = sum(shard.lanes_held for shard in owner.shards.values())
         owner.hungry = not leases and 2 * under_way < self.settings.concurrency
         if owner.hungry and not under_way:
@@ -315,7 +320,7 @@ class FolderFrontier(FolderRepair):
             job = "finished" if await self._survey.is_over() else "running"
         wait = owner.every_seconds if due_at is None else max(0.0, due_at - now)
         if idle or self._quota.left() <= 0:
-            # It waits for other workers, of whose progress nothing notifies it: look again each round.
+            # It waits for other workers, whose progress sends no notification: check again each round.
             wait = min(wait, owner.every_seconds)
         return Grant(leases=tuple(leases), wait=wait, job=job, news=news)
 
@@ -326,7 +331,7 @@ class FolderFrontier(FolderRepair):
 
         In two passes, as in one schedule: sites over their quota only if no other lane is ready in any shard."""
         shards = [shard for shard in self.owner.shards.values() if not shard.leaving]
-        if self.owner.has_company:
+        if self.owner.has_other_workers:
             # A shard can be given away only when nothing of it is leased. With little work left, batches are small, so
             # that workers that run out of work get some of ours soon.
             left = sum(shard.queued for shard in shards)
@@ -334,7 +339,7 @@ class FolderFrontier(FolderRepair):
         room = await self._quota.room(limit * batch)
         if room <= 0:
             for shard in shards:
-                shard.lapse_lost(now)
+                shard.expire_leases(now)
             room = self._quota.left()
         if room <= 0 or seconds <= 0:
             return [], min((at for shard in shards if (at := shard.next_expiry()) is not None), default=None)
@@ -367,7 +372,7 @@ class FolderFrontier(FolderRepair):
         return leases, min([*later, *(turn[0] for turn, _, _ in due)], default=None)
 
     def _is_idle(self) -> bool:
-        """Whether nothing of our shards is leased, and nothing can be until something changes."""
+        """Return whether nothing of our shards is leased, and nothing can be until something changes."""
         shards = self.owner.shards.values()
         if any(shard.leased for shard in shards):
             return False
@@ -375,7 +380,7 @@ class FolderFrontier(FolderRepair):
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         owner = self.owner
-        await owner.keep_up(seconds=seconds)
+        await owner.ensure_claims(seconds=seconds)
         ours: list[Lease] = []
         for lease in leases:
             shard = self._shard(lease.site)
@@ -458,7 +463,7 @@ class FolderFrontier(FolderRepair):
             receipt = await shard.complete(own, notes=notes)
             self.owner.stored += shard.stored - before
             return receipt
-        except Lost:
+        except ShardLost:
             self._stale += len(outcomes)
             return Receipt(stale=len(outcomes))
         finally:
@@ -545,13 +550,13 @@ class FolderFrontier(FolderRepair):
     async def aclose(self) -> None:
         self.owner.leaving = True
         self._closing.set()
-        if self._tending is not None:
-            # Not cancelled: its thread would go on, and might make a claim that nobody gives up.
-            await asyncio.gather(self._tending, return_exceptions=True)
+        if self._rounds is not None:
+            # Not cancelled: its thread would go on, and might make a claim that is never given up.
+            await asyncio.gather(self._rounds, return_exceptions=True)
         try:
             if self.owner.is_member:
                 await self._quota.close()
         except Unavailable as error:
-            log.warning("the pages that may be stored were not settled: %s", error)
+            log.warning("could not close the account of the page limit: %s", error)
         finally:
             await self.owner.aclose()

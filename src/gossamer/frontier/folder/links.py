@@ -1,18 +1,19 @@
 """Links between shards on a shared folder: inbox files that the owner of a shard reads.
 
-A page may link to a site whose shard another worker has. No write spans two logs, so the link travels in steps,
-and each step is durable before the one before it is undone:
+A page may link to a site whose shard another worker has. No write spans two logs, so a link is passed on in steps, and
+each step is durable before the one before it is undone:
 
-1. The frame that has the page's outcome has its links for other shards, too (`LogFrame.out`): they land together (P3).
-2. `deliver` puts them into letters, files in `inbox/` that begin with the number of the shard.
-3. The next frame of the source shard notes that they have gone out (`LogFrame.sent`).
+1. The frame with the page's outcome also has its links for other shards (`LogFrame.out`): they are committed together
+   (P3).
+2. `deliver` writes them into letters, files in `inbox/` whose names begin with the number of the shard.
+3. The next frame of the source shard records that they were sent (`LogFrame.sent`).
 4. The owner of the target shard reads its letters and adds the links to its log (`collect`).
 5. It sends a heartbeat that shows the shard as busy, and only then deletes the letters.
 
-A crash between two steps repeats one: links are sent or added twice, and shards ignore keys that they know (P1). At
-every moment the work is visible in one place at least: in the source's busy view, as a letter, or in the target's busy
-view. So the job does not count as finished in between (P6). A letter for a shard that changes hands waits, or is read
-by both owners, which does no harm. One that cannot be decoded is moved to `refused/`, so that it blocks nothing."""
+A crash between two steps repeats one: links are sent or added twice, and shards ignore known keys (P1). At every moment
+the work is visible in at least one place: in the source's busy view, as a letter, or in the target's busy view. So the
+job does not count as finished in between (P6). A letter for a shard that changes its owner waits, or is read by both
+owners, which is harmless. A letter that cannot be decoded is moved to `refused/`, so that it blocks nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _MOST = 20_000
-"""Requests that are read from a shard's letters at a time; the last letter may exceed it."""
+"""Max requests that are read from a shard's letters at a time; the last letter may exceed it."""
 
 
 class LinkRouter:
@@ -48,11 +49,11 @@ class LinkRouter:
     async def collect(self) -> list[str]:
         """Add what others sent to our shards, and return the letters that may be deleted: their links are durable."""
         owner = self._owner
-        waiting = await owner.run(owner.post.waiting)
+        waiting = await owner.run(owner.inbox.waiting)
         letters: dict[int, list[Request]] = {}
         names: dict[int, list[str]] = {}
         for number in waiting.keys() & owner.shards.keys():
-            letters[number], names[number] = await owner.run(owner.post.read, waiting[number], _MOST)
+            letters[number], names[number] = await owner.run(owner.inbox.read, waiting[number], _MOST)
         async with owner.writing:
             # One change per shard, all at once: a sync takes as long for one letter as for many.
             held = {number: shard for number in letters if (shard := owner.shards.get(number)) is not None}
@@ -78,7 +79,7 @@ class LinkRouter:
         owner.changed()
 
     async def hand_out(self, requests: list[Request]) -> int:
-        """Add requests to our shards, and send the others; how many are new, where those that are sent count as new."""
+        """Add requests to our shards, and send the others; return how many are new (sent requests count as new)."""
         owner, added = self._owner, 0
         elsewhere = owner.layout.by_shard(requests)
         async with owner.writing:
@@ -86,10 +87,10 @@ class LinkRouter:
                 if number in owner.shards:
                     added += await owner.shards[number].add(elsewhere.pop(number))
         if added and not owner.told_busy:
-            # Others believe that our shards are idle: correct that before this returns, or the job looks finished.
+            # Others believe that our shards are idle: correct that before this returns, or the job seems finished.
             await owner.renew()
         if elsewhere:
-            await owner.run(lambda: owner.post.send(elsewhere, epoch=owner.clock.epoch()))
+            await owner.run(lambda: owner.inbox.send(elsewhere, epoch=owner.clock.epoch()))
         return added + sum(map(len, elsewhere.values()))
 
 
@@ -100,7 +101,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Request]).decode
 
 
-class Post:
+class Inbox:
     """The inbox: letters with requests, each for one shard."""
 
     def __init__(self, share: SharedFolder) -> None:
@@ -117,7 +118,7 @@ class Post:
                 self._share.put(f"{INBOX}/{name}", _encode(requests[start : start + _MOST_LINKS]))
 
     def waiting(self, *, fresh: bool = False) -> dict[int, list[str]]:
-        """The letters in the inbox, by shard."""
+        """Return the letters in the inbox, by shard."""
         found: dict[int, list[str]] = defaultdict(list)
         for name in self._share.names(INBOX, fresh=fresh):
             shard = name.partition("-")[0]
@@ -125,7 +126,7 @@ class Post:
         return found
 
     def read(self, names: Iterable[str], most: int) -> tuple[list[Request], list[str]]:
-        """The requests of letters up to about `most`, and the names of these letters."""
+        """Return the requests of letters up to about `most`, and the names of these letters."""
         requests: list[Request] = []
         taken: list[str] = []
         for name in names:
@@ -141,12 +142,12 @@ class Post:
         except FileNotFoundError:
             return ()
         except msgspec.MsgspecError as error:
-            log.error("%s cannot be read and was put into %s: %s", name, self._share.root / REFUSED, error)
+            log.error("moved the unreadable file %s to %s: %s", name, self._share.root / REFUSED, error)
             (self._share.root / INBOX / name).replace(self._share.root / REFUSED / name)
             return ()
 
     def sites(self, shards: Iterable[int]) -> dict[int, int]:
-        """Number of sites in the letters to each of these shards, by a look into a few of them."""
+        """Return the number of sites in the letters to each of these shards, from a sample."""
         waiting = self.waiting()
         found = {}
         for shard in shards:

@@ -214,7 +214,7 @@ FILE_BITS = 40
 """A place is a file's number and an offset in it, in one integer."""
 
 
-class Piece(NamedTuple):
+class ChainFrame(NamedTuple):
     """A frame, the place of its first request, and the bytes behind its head."""
 
     place: int
@@ -230,7 +230,7 @@ class Chain:
     def __init__(self, first: int = 0) -> None:
         self.first = first
         self.files: list[tuple[str, int]] = []
-        self.pieces: list[Piece] = []
+        self.pieces: list[ChainFrame] = []
 
     def __iter__(self) -> Iterator[LogFrame]:
         return (piece.frame for piece in self.pieces)
@@ -241,7 +241,7 @@ class Chain:
         for number, (at, head, blobs) in enumerate(frames(view, len(MAGIC))):
             end = at
             if number:
-                self.pieces.append(Piece((file << FILE_BITS) | blobs, decode_frame(head), view[blobs:at]))
+                self.pieces.append(ChainFrame((file << FILE_BITS) | blobs, decode_frame(head), view[blobs:at]))
         self.files.append((name, end))
 
     def is_long(self) -> bool:
@@ -426,7 +426,7 @@ def shortened(
     return b"".join(written)
 
 
-def _with_states(piece: Piece) -> Iterator[tuple[Row, bytes]]:
+def _with_states(piece: ChainFrame) -> Iterator[tuple[Row, bytes]]:
     frame = piece.frame
     start = sum(column(frame.sizes, "I"))
     for row in frame.outcomes:

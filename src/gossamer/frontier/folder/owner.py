@@ -9,10 +9,11 @@ harmless instead. An owner appends a frame, syncs it, and then asks whether its 
 then does the frame count. As long as its last heartbeat is younger than most of the lease (`is_late`), nobody can have
 claimed the shard, and the answer costs nothing. Later it has to claim the shard anew, behind its own last claim. If
 that works, nobody was there in between, and it goes on with what it has in memory; if not, the shard is dropped and the
-caller gets `Lost`. A new owner claims first and reads the log afterwards, so it reads every frame that was confirmed.
-What an old owner adds later is in no chain: the new log names the length of the old one that was read (P2, P4).
+caller gets `ShardLost`. A new owner claims first and reads the log afterwards, so it reads every frame that was
+confirmed. What an old owner adds later is in no chain: the new log names the length of the old one that was read (P2,
+P4).
 
-**A round** (`tend`) happens every second or so:
+**A round** (`run_round`) happens every second or so:
 
 1. Renew the claims if they are late.
 2. Read letters with links for our shards, and send those that ours have for others (`links`).
@@ -42,12 +43,12 @@ import msgspec
 
 from gossamer.errors import Held, Unavailable
 from gossamer.frontier.embedded.journal import to_the_end
-from gossamer.frontier.folder.claims import Beat, Claims, Peers, new_session
+from gossamer.frontier.folder.claims import Claims, Peers, SessionHeartbeat, new_session
 from gossamer.frontier.folder.files import ShareClock, SharedFolder, explained
-from gossamer.frontier.folder.links import LinkRouter, Post
+from gossamer.frontier.folder.links import Inbox, LinkRouter
 from gossamer.frontier.folder.log import ShardPast, begin_log, read_chain, sweep_logs
 from gossamer.frontier.folder.record import Layout, read_wanted_state
-from gossamer.frontier.folder.shard import Common, FolderJournal, FolderShard
+from gossamer.frontier.folder.shard import FolderJournal, FolderShard, ProcessState
 from gossamer.model import Heartbeat, JobState
 from gossamer.settings import Settings
 
@@ -56,8 +57,9 @@ _PROC = Path("/proc")
 
 
 def this_process() -> str:
-    """A name of this process that is unique over machines and restarts: boot id, process namespace, number, and start
-    time. Empty where the system does not give them."""
+    """Return a name of this process that is unique over machines and restarts; empty where the system has no such data.
+
+    It consists of boot id, process namespace, process id, and start time."""
     try:
         _, started = state_and_start("self")
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -67,13 +69,13 @@ def this_process() -> str:
 
 
 def state_and_start(process: str) -> tuple[str, str]:
-    """The state of a process, and its start time."""
+    """Return the state of a process, and its start time."""
     fields = (_PROC / process / "stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
 
 
 def is_running(life: str) -> bool | None:
-    """Whether a process still runs; None if that cannot be seen from here, as on another machine."""
+    """Return whether a process still runs; None if that cannot be seen from here, as on another machine."""
     here = this_process()
     if not life or not here or life.split()[:2] != here.split()[:2]:
         return None
@@ -91,10 +93,10 @@ def is_running(life: str) -> bool | None:
     return started_now == started and state not in "ZX"
 
 
-async def be_alone(owner: FolderSession) -> frozenset[str]:
-    """The earlier sessions of this worker, all of them dead; Held if one is alive.
+async def wait_for_earlier_sessions(owner: FolderSession) -> frozenset[str]:
+    """Return the earlier sessions of this worker, all of them dead; Held if one is alive.
 
-    The process of another machine may be suspended and come back: its lease is waited out before it counts as dead."""
+    A process on another machine may be suspended and come back: its lease is waited out before it counts as dead."""
     heard: dict[str, int] = {}
     while True:
         await owner.look()
@@ -105,148 +107,148 @@ async def be_alone(owner: FolderSession) -> frozenset[str]:
             running, number = is_running(lives[name].life), lives[name].number
             if running or (running is None and number != heard.setdefault(name, number)):
                 raise Held(
-                    f"another worker named {owner.worker!r} is at work for this job",
-                    hint="give each a name of its own with --name, or none at all",
+                    f"another worker named {owner.worker!r} is already running for this job",
+                    hint="give each worker its own --name, or omit --name",
                 )
             doubtful = doubtful or running is None
         if not doubtful:
             return frozenset(lives)
         if not waited:
-            log.warning("a worker named %r was heard of lately: waiting until it must be dead", owner.worker)
+            log.warning("worker %r sent a heartbeat recently: waiting until its lease has ended", owner.worker)
         await owner.clock.sleep(owner.every_seconds)
 
 
 _MUCH = 1.1
-"""Shards move only where one worker has this much more than its share, and another this much less."""
+"""Shards move only if one worker has this much more than its share, and another this much less."""
 _LATE = 2
-"""A worker with its share divided by this, or less, gets shards from any that has more than its share."""
+"""A worker with its share divided by this, or less, gets shards from any worker that has more than its share."""
 _FEW_REQUESTS = 16
 """Smaller differences in work are not worth a move."""
 
 
-class Scene(NamedTuple):
+class BalanceView(NamedTuple):
     """The shards of a job at one moment, as one worker sees them.
 
-    Each worker decides by its own scene what it takes and gives. Scenes may differ; a claim that two try for is given
-    to one, and the next round corrects the rest."""
+    Each worker decides by its own view which shards it takes and gives away. The views may differ; a shard that two
+    workers try to claim goes to one of them, and the next round corrects the rest."""
 
     me: str
     live: Collection[str]
-    """Sessions of all living workers, including this one."""
+    """Sessions of all live workers, including this one."""
     hungry: Collection[str]
-    """Those that have hardly anything to fetch."""
+    """Sessions that have hardly anything to fetch."""
     holders: Mapping[int, str]
-    """The owner of each shard that has a living one."""
+    """The owner of each shard that has a live one."""
     work: Mapping[int, int]
     """Queued, delayed and leased requests of each shard that has any."""
     shards: Collection[int]
-    """The shards that these workers share."""
+    """The shards among which these workers balance."""
     leased: Collection[int] = ()
-    """Our shards with leases: these have to end before the shard can be given away."""
+    """Our shards with leases, which have to end before the shard can be given away."""
 
 
-def to_take(scene: Scene) -> list[int]:
-    """The free shards to take: those with work up to a fair share of all work, then empty ones up to a fair number."""
-    free = [shard for shard in scene.shards if shard not in scene.holders]
-    # A different order for each worker: those that start together should not try for the same shards.
-    free.sort(key=lambda shard: zlib.crc32(f"{scene.me} {shard}".encode()))
-    work, fair = _work(scene)[scene.me], _fair_work(scene)
+def to_take(view: BalanceView) -> list[int]:
+    """Return the free shards to take: with work up to a fair share of all work, then empty ones up to a fair number."""
+    free = [shard for shard in view.shards if shard not in view.holders]
+    # Ordered differently for each worker: workers that start together should not try for the same shards.
+    free.sort(key=lambda shard: zlib.crc32(f"{view.me} {shard}".encode()))
+    work, fair = _work(view)[view.me], _fair_work(view)
     taken = []
     for shard in free:
-        if scene.work.get(shard) and work < fair:
+        if view.work.get(shard) and work < fair:
             taken.append(shard)
-            work += scene.work[shard]
-    empty = [shard for shard in free if not scene.work.get(shard)]
-    return taken + empty[: max(0, _fair_number(scene) - len(_mine(scene)) - len(taken))]
+            work += view.work[shard]
+    empty = [shard for shard in free if not view.work.get(shard)]
+    return taken + empty[: max(0, _fair_number(view) - len(_mine(view)) - len(taken))]
 
 
-def to_give(scene: Scene) -> list[int]:
-    """Our shards to give away: work for those that have much less, and empty ones beyond a fair number.
+def to_give(view: BalanceView) -> list[int]:
+    """Return our shards to give away: work for workers that have much less, and empty ones beyond a fair number.
 
     The number of shards decides about empty ones only. If it moved work as well, the share of the work would move it
     back, round after round."""
-    if len(scene.live) < 2:
+    if len(view.live) < 2:
         return []
-    mine, given = _mine(scene), _surplus(scene)
-    empty = [shard for shard in mine if not scene.work.get(shard)]
-    return given + empty[: max(0, len(mine) - len(given) - _fair_number(scene))]
+    mine, given = _mine(view), _surplus(view)
+    empty = [shard for shard in mine if not view.work.get(shard)]
+    return given + empty[: max(0, len(mine) - len(given) - _fair_number(view))]
 
 
-def _surplus(scene: Scene) -> list[int]:
-    """Shards with about as much work as we have too much, and the poorest worker too little.
+def _surplus(view: BalanceView) -> list[int]:
+    """Return shards with about as much work as we have too much, and the poorest worker too little.
 
     A shard that moves is not fetched from for a round or two, so small differences stay."""
-    work, fair = _work(scene), _fair_work(scene)
-    poorest, ours = min(work.values()), work[scene.me]
+    work, fair = _work(view), _fair_work(view)
+    poorest, ours = min(work.values()), work[view.me]
     much = ours >= _MUCH * fair and poorest * _MUCH <= fair
     # A worker that joins late finds all others with only a little too much.
     late = ours > fair and poorest * _LATE <= fair
     if not (much or late) or ours - poorest < _FEW_REQUESTS:
         return []
-    # A shard with leases hands out no more until they end: it is given away only if somebody has nothing to do.
-    pool = [shard for shard in _mine(scene) if scene.work.get(shard) and (shard not in scene.leased or scene.hungry)]
-    pool.sort(key=lambda shard: (shard in scene.leased, -scene.work[shard]))
+    # A shard with leases leases out no more until they end: it is given away only if a worker has nothing to do.
+    pool = [shard for shard in _mine(view) if view.work.get(shard) and (shard not in view.leased or view.hungry)]
+    pool.sort(key=lambda shard: (shard in view.leased, -view.work[shard]))
     excess = min(ours - fair, fair - poorest)
     given: list[int] = []
     for shard in pool:
-        if scene.work[shard] <= excess:
+        if view.work[shard] <= excess:
             given.append(shard)
-            excess -= scene.work[shard]
+            excess -= view.work[shard]
     if not given and pool:
-        least = min(pool, key=lambda shard: (shard in scene.leased, scene.work[shard]))
-        return [least] if (poorest + scene.work[least]) * _MUCH <= ours else []
+        least = min(pool, key=lambda shard: (shard in view.leased, view.work[shard]))
+        return [least] if (poorest + view.work[least]) * _MUCH <= ours else []
     return given
 
 
-def _mine(scene: Scene) -> list[int]:
-    return [shard for shard, holder in scene.holders.items() if holder == scene.me]
+def _mine(view: BalanceView) -> list[int]:
+    return [shard for shard, holder in view.holders.items() if holder == view.me]
 
 
-def _work(scene: Scene) -> dict[str, int]:
-    """The work of each living worker."""
-    found = dict.fromkeys([*scene.live, scene.me], 0)
-    for shard, holder in scene.holders.items():
+def _work(view: BalanceView) -> dict[str, int]:
+    """Return the work of each live worker."""
+    found = dict.fromkeys([*view.live, view.me], 0)
+    for shard, holder in view.holders.items():
         if holder in found:
-            found[holder] += scene.work.get(shard, 0)
+            found[holder] += view.work.get(shard, 0)
     return found
 
 
-def _fair_work(scene: Scene) -> float:
-    return sum(scene.work.values()) / max(1, len(scene.live))
+def _fair_work(view: BalanceView) -> float:
+    return sum(view.work.values()) / max(1, len(view.live))
 
 
-def _fair_number(scene: Scene) -> int:
-    """How many shards we may have. What is left when all have the same number goes to those that come first."""
-    held = dict.fromkeys(scene.live, 0)
-    for holder in scene.holders.values():
+def _fair_number(view: BalanceView) -> int:
+    """Return how many shards we may have. The remainder goes to the first workers in order."""
+    held = dict.fromkeys(view.live, 0)
+    for holder in view.holders.values():
         held[holder] = held.get(holder, 0) + 1
-    least, over = divmod(len(scene.shards), max(1, len(scene.live)))
-    others_have_theirs = all(count >= least for worker, count in held.items() if worker != scene.me)
+    least, over = divmod(len(view.shards), max(1, len(view.live)))
+    others_have_theirs = all(count >= least for worker, count in held.items() if worker != view.me)
     return least + (over > 0 and others_have_theirs)
 
 
 T = TypeVar("T")
 _THREADS, _READERS = 8, 2
 _SAFE = 0.9
-"""Part of its lease that an owner trusts. After that it claims its shards anew before it confirms a write."""
+"""Share of its lease that an owner trusts. After that it claims its shards anew before it confirms a write."""
 _ROUNDS = 4
-"""Rounds for which a shard that was given away is not taken back: others may not have looked yet."""
+"""Rounds for which a shard that was given away is not taken back: others may not have seen it yet."""
 _GRACE = 2
-"""Rounds for which leases stand after their worker was suspended."""
+"""Rounds for which leases stay valid after their worker was suspended."""
 _LITTER_SECONDS = 3600.0
 _SILENT_SECONDS = 600.0
 
 
-class Lost(Unavailable):
+class ShardLost(Unavailable):
     """The shard belongs to another worker by now. Unavailable: a repeated call finds that out and does the rest."""
 
 
 class FolderSession:
     """One life of a worker, or of a visitor, which claims nothing.
 
-    Three locks, taken in this order where several are needed: `tending`, one round at a time; `writing`, one call that
-    changes several shards at a time; `_renewing`, one heartbeat at a time. File operations run in threads, and reads
-    that a lease waits for in threads of their own, so that they do not queue behind syncs."""
+    Three locks, taken in this order where several are needed: `round_lock`, one round at a time; `writing`, one call
+    that changes several shards at a time; `_renewing`, one heartbeat at a time. File operations run in threads, and
+    reads that a lease waits for in threads of their own, so that they do not queue behind syncs."""
 
     def __init__(
         self,
@@ -265,13 +267,13 @@ class FolderSession:
         self.region = region
         self.session = new_session(worker)
         self.life = this_process()
-        self.forebears: frozenset[str] = frozenset()
+        self.earlier_sessions: frozenset[str] = frozenset()
         """Earlier sessions of this worker, all of them dead."""
         self.clock = clock
         self.claims = Claims(share, layout.count)
         self.every_seconds = min(1.0, settings.lease_seconds / 8)
         self.peers = Peers(share, lease_seconds=settings.lease_seconds, every_seconds=self.every_seconds)
-        self.post = Post(share)
+        self.inbox = Inbox(share)
         self.links = LinkRouter(self)
         self.shards: dict[int, FolderShard] = {}
         self.job: JobState = "running"
@@ -285,33 +287,33 @@ class FolderSession:
         """Pages that this session has stored, in all shards that it ever had."""
         self.told_busy = False
         """Whether the last heartbeat showed a busy shard."""
-        self.tended = False
-        """Whether a task calls `tend` regularly; if not, other calls do."""
+        self.has_rounds_task = False
+        """Whether a task calls `run_round` regularly; if not, other calls do."""
         self._given: dict[int, float] = {}
-        self.tending = asyncio.Lock()
-        """Held for one round of `tend`, and by repair while it takes shards."""
+        self.round_lock = asyncio.Lock()
+        """Held for one round of `run_round`, and by repair while it takes shards."""
         self._renewing = asyncio.Lock()
         self._deadline = -1e18
-        self._tended_at = -1e18
+        self._round_at = -1e18
         self._beats = 0
-        self._common = Common(settings)
+        self._common = ProcessState(settings)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-folder")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="gossamer-folder-read")
         self.changed: Callable[[], None] = lambda: None
         """Called when something may have become due, or the job's state has changed."""
 
     async def join(self) -> None:
-        """Make sure that no living process has this worker's name, then begin with a round."""
+        """Ensure that no live process has this worker's name, then begin with a round."""
         if self.is_member:
-            self.forebears = await be_alone(self)
-        await self.tend()
+            self.earlier_sessions = await wait_for_earlier_sessions(self)
+        await self.run_round()
 
     async def run(self, work: Callable[..., T], *given: Any) -> T:
         """Run an operation on the folder in a thread, and translate its errors."""
         return await self._run(self._threads, work, *given)
 
     async def read(self, work: Callable[..., T], *given: Any) -> T:
-        """The same for reads that a lease waits for, in threads that no sync occupies."""
+        """Run a read that a lease waits for, in threads that no sync occupies."""
         return await self._run(self._readers, work, *given)
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[..., T], *given: Any) -> T:
@@ -322,36 +324,36 @@ class FolderSession:
 
     @property
     def is_member(self) -> bool:
-        """Whether this is a worker, and no visitor."""
+        """Return whether this is a worker, and not a visitor."""
         return bool(self.worker)
 
     @property
-    def has_company(self) -> bool:
-        """Whether other workers are alive."""
+    def has_other_workers(self) -> bool:
+        """Return whether other workers are alive."""
         return any(self.peers.beats[name].worker for name in self.peers.live - {self.session})
 
     @property
     def remaining(self) -> float:
-        """Seconds for which nobody can take our shards: the lease, from before the last heartbeat was sent."""
+        """Return the seconds for which no other worker can take our shards: the lease, from before the last
+        heartbeat."""
         return self._deadline - self.clock.monotonic()
 
     @property
     def is_late(self) -> bool:
-        """Whether it is not certain any more that our shards are ours."""
+        """Return whether our shards may have been claimed by others."""
         return self.remaining < self.settings.lease_seconds * (1 - _SAFE)
 
-    async def keep_up(self, *, seconds: float = 0.0) -> None:
-        """Make sure that our shards are ours, if possible for `seconds`. Tend if no task does and it is due."""
+    async def ensure_claims(self, *, seconds: float = 0.0) -> None:
+        """Ensure that our shards are ours, if possible for `seconds`. Runs a round if no task does and it is due."""
         if self.is_member and (self.is_late or self.remaining < min(seconds, self.settings.lease_seconds)):
             await self.renew()
-        if not self.tended and self.clock.monotonic() >= self._tended_at + self.every_seconds:
-            await self.tend()
+        if not self.has_rounds_task and self.clock.monotonic() >= self._round_at + self.every_seconds:
+            await self.run_round()
 
     async def renew(self) -> None:
-        """Send a heartbeat. An owner that was silent for too long claims its shards anew, and drops those that others
-        have claimed in between."""
+        """Send a heartbeat. An owner that was silent for too long claims its shards anew, and drops those it lost."""
         async with self._renewing:
-            # To its end, even if cancelled: a claim that is made and not noted would block the shard.
+            # Completed even if cancelled: a claim that is made and not recorded would block the shard.
             await to_the_end(self._renew())
 
     async def _renew(self) -> None:
@@ -361,7 +363,7 @@ class FolderSession:
         Claims come after the heartbeat, since a claim is void while its session's heartbeat is old."""
         sent_at, was_late = self.clock.monotonic(), self.is_late
         self._beats += 1
-        beat = Beat(
+        beat = SessionHeartbeat(
             session=self.session,
             worker=self.worker,
             at=self.clock.epoch(),
@@ -389,41 +391,42 @@ class FolderSession:
 
     async def confirm(self, number: int) -> None:
         """Return if what was just written to a shard's log counts; raise Lost if another worker may have read the log
-        before it was written.
+        before.
 
-        Called after the sync. Asked before, a suspension between question and write would go unnoticed."""
+        Called after the sync: a check before the write would not notice a suspension between check and write."""
         if number in self.shards and self.is_late:
             await self.renew()
         if number not in self.shards:
-            raise Lost(f"shard {number} is another worker's by now")
+            raise ShardLost(f"shard {number} belongs to another worker now")
 
     def drop(self, number: int) -> None:
         """Close a shard that another worker has claimed. Its leases are void: their outcomes count as stale."""
         shard = self.shards.pop(number, None)
         if shard is not None:
-            log.warning("shard %d was taken over: this worker was silent for too long", number)
+            log.warning("lost shard %d to another worker: this worker was silent for too long", number)
             shard.leaving = True
             shard.journal.close()
             self.changed()
 
-    async def tend(self) -> None:
-        """One round: move links, send a heartbeat, look at the others, give and take shards."""
-        async with self.tending:
-            self._tended_at = self.clock.monotonic()
+    async def run_round(self) -> None:
+        """Run one round: move links, send a heartbeat, read the others, give and take shards."""
+        async with self.round_lock:
+            self._round_at = self.clock.monotonic()
             if self.is_member:
                 if self.is_late:
                     await self.renew()
                 taken = await self.links.collect()
                 await self.links.deliver()
-                # The heartbeat before the letters are deleted: some place must always show the work in them.
+                # The heartbeat before the letters are deleted: the work in them must be visible in some place at any
+                # time.
                 await self.renew()
-                await self.run(self.post.done, taken)
+                await self.run(self.inbox.done, taken)
             await self.look()
             if self.is_member:
                 await self._balance()
 
     async def look(self, *, fresh: bool = False) -> None:
-        """Read claims, heartbeats, and the state that people want the job in; drop shards that are lost."""
+        """Read claims, heartbeats, and the wanted state of the job; drop shards that are lost."""
         job = await self.run(read_wanted_state, self.share)
         await self.run(self._look, fresh)
         if not self.is_member:
@@ -441,8 +444,9 @@ class FolderSession:
         self.claims.look(fresh=fresh)
         self.peers.look(monotonic=self.clock.monotonic(), epoch=self.clock.epoch())
 
-    def scenes(self) -> list[Scene]:
-        """One scene for each row of shards that this worker may have: that of its region, and that of no region."""
+    def balance_views(self) -> list[BalanceView]:
+        """Return one view for each row of shards that this worker may have: that of its region, and that of no
+        region."""
         holders = self.peers.holders(self.claims.newest)
         # A claim of ours without a shard is left from a failed `take`. A shard that is about to be given away counts as
         # given: otherwise each round would choose more.
@@ -456,11 +460,11 @@ class FolderSession:
             hungry = [name for name in live if members[name].hungry]
             held = {shard: who for shard, who in holders.items() if shard in numbers}
             work = {number: amount for number in numbers if (amount := self._work(number))}
-            found.append(Scene(self.session, live, hungry, held, work, numbers, leased))
+            found.append(BalanceView(self.session, live, hungry, held, work, numbers, leased))
         return found
 
     def _work(self, number: int) -> int:
-        """Requests of a shard that are still to be fetched; 1 if nobody knows, 0 if it is idle."""
+        """Return the unfinished requests of a shard; 1 if that is not known, 0 if it is idle."""
         standing = self.claims.newest[number]
         beat = self.peers.beats.get(standing.claim.session)
         view = beat.shards.get(number) if beat is not None else standing.claim.view
@@ -471,26 +475,28 @@ class FolderSession:
         return max(1, view.counts.queued + view.counts.delayed + view.counts.leased) if view.busy else 0
 
     async def _balance(self) -> None:
-        """Give shards away and take free ones, by what was seen of the others in this round.
+        """Give shards away and take free ones, by what this round has read of the others.
 
-        A shard goes only when nothing of it is leased; until then it is `leaving`, and hands out nothing more. So no
-        lease ever spans two owners, and a site's delay is not at risk."""
+        A shard is given away only when nothing of it is leased; until then it is `leaving`, and leases out nothing
+        more. So no lease ever spans two owners, and a site's delay is not at risk."""
         for shard in list(self.shards.values()):
-            # A shard that is leaving hands out no more leases, which would take back those that have expired.
+            # A shard that is leaving grants no leases, which would take back expired ones.
             await shard.take_back()
-        scenes = self.scenes()
-        # Claim only behind what is seen now: claims that others make from here on are theirs.
+        balance_views = self.balance_views()
+        # Claim only after the claims seen now: claims that others make from here on are theirs.
         seen = {number: standing.number for number, standing in self.claims.newest.items()}
-        for number in [number for scene in scenes for number in to_give(scene)]:
+        for number in [number for view in balance_views for number in to_give(view)]:
             self.shards[number].leaving = True
         for number, shard in list(self.shards.items()):
             if shard.leaving and not shard.leased:
                 await self.give(number)
         now = self.clock.monotonic()
-        # Do not take back what was just given away: others may not have looked yet.
+        # Do not take back what was just given away: others may not have seen it yet.
         self._given = {number: at for number, at in self._given.items() if at > now - _ROUNDS * self.every_seconds}
         kept = self._given.keys() | self.shards.keys()
-        wanted = [number for scene in scenes for number in to_take(scene) if number not in kept and not self.leaving]
+        wanted = [
+            number for view in balance_views for number in to_take(view) if number not in kept and not self.leaving
+        ]
         if wanted:
             await self.take({number: seen[number] for number in wanted})
         epoch = self.clock.epoch()
@@ -500,16 +506,16 @@ class FolderSession:
             await self.run(lambda: self.peers.sweep(epoch=epoch, older_than_seconds=_SILENT_SECONDS, needed=needed))
 
     async def inherit(self, worker: str, *, blamed: Sequence[int]) -> int:
-        """Take the shards of earlier sessions of a worker that is known to be dead; how many.
+        """Take the shards of earlier sessions of a dead worker; return how many.
 
-        Their heartbeats are deleted first, so that the claims are void for everybody. The `blamed` keys, which its
+        Their heartbeats are deleted first, so that the claims are void for all workers. The `blamed` keys, which the
         crash marker names, count one loss each once their shard is open (P10)."""
-        async with self.tending:
+        async with self.round_lock:
             await self.look(fresh=True)
             dead = [session for session, beat in self.peers.beats.items() if beat.worker == worker]
             if worker == self.worker:
                 # Not a session that has taken this name since `join`.
-                dead = [session for session in dead if session in self.forebears]
+                dead = [session for session in dead if session in self.earlier_sessions]
             for session in dead:
                 await self.run(self.peers.forget, session)
             orphans = {
@@ -525,7 +531,8 @@ class FolderSession:
             return len(taken)
 
     async def take(self, after: Mapping[int, int]) -> list[int]:
-        """Claim shards, each behind the claim that was seen to be void, and open them; those that this worker got.
+        """Claim shards, each after the claim that was found to be void, and open them; return those that this worker
+        got.
 
         One term serves all of them; it is above all earlier ones, so the tokens of the new leases are, too (P4).
         Opening many shards takes a while: the heartbeat is renewed in between."""
@@ -543,7 +550,7 @@ class FolderSession:
                 await self._open(number, claim, term)
             except Unavailable as error:
                 # A claim without an open shard would block it for everybody.
-                log.warning("shard %d could not be opened: %s", number, error)
+                log.warning("could not open shard %d: %s", number, error)
                 await self.run(self.claims.return_unopened, number, claim)
                 continue
             got.append(number)
@@ -553,10 +560,10 @@ class FolderSession:
         return got
 
     async def _open(self, number: int, claim: int, term: int) -> None:
-        """Read a claimed shard's log, begin a log of our own behind it, and restore the shard from it.
+        """Read a claimed shard's log, begin our own log after it, and restore the shard from it.
 
-        Only after the claim: what the last owner confirmed is in the log by then. All sites of the shard wait one
-        delay, as after each start (P5)."""
+        Only after the claim: by then the log has everything that the last owner confirmed. All sites of the shard wait
+        one delay, as after each start (P5)."""
         settings = self.settings
 
         def opened() -> FolderShard:
@@ -574,10 +581,10 @@ class FolderSession:
             await self.shards[number].limit(self.settings)
 
     async def give(self, number: int) -> None:
-        """Give a shard up for others to take, after sending what it has for other shards.
+        """Give a shard up for others to take, after sending its links for other shards.
 
-        The claim of nobody carries the exact view, so that others know its work without reading its log. It is closed
-        before: nothing may be written to it once the claim is there."""
+        The claim without a session carries the exact view, so that others know its work without reading its log. The
+        shard is closed before: nothing may be written to it once the claim exists."""
         await self.links.deliver()
         async with self.writing:
             shard = self.shards.get(number)
@@ -593,19 +600,19 @@ class FolderSession:
         """Give all shards up, and delete our heartbeat. If the folder fails, others take them when the lease ends."""
         try:
             self.leaving = True
-            async with self.tending:
+            async with self.round_lock:
                 for number in list(self.shards):
                     await self.give(number)
                 if self.is_member:
                     await self._disown()
                     await self.run(self.peers.forget, self.session)
         except Unavailable as error:
-            log.warning("shards were not given back, and are taken over when the lease ends: %s", error)
+            log.warning("could not return shards; others take them when the lease ends: %s", error)
         finally:
             self.abort()
 
     async def _disown(self) -> None:
-        """Give up claims of this session without a shard, which interrupted calls have left behind."""
+        """Give up claims of this session without an open shard, left by interrupted calls."""
         await self.run(lambda: self.claims.look(fresh=True))
         for number, standing in list(self.claims.newest.items()):
             if standing.claim.session == self.session and number not in self.shards:

@@ -1,9 +1,9 @@
 """The record of a job on a shared folder: settings, secret, version, and the layout of its shards.
 
-`job.json` is made once, by one of all workers that create the job at the same time; the others read it. Secret, number
-of shards and region rules never change after that: keys and shards of known sites depend on them. Settings may be
-replaced by each `create`. `wish.json` has the state that people want (paused, running, stopping), which each worker
-reads every round, and `adopted.json` the imported trees."""
+`job.json` is created once, by one of all workers that create the job at the same time; the others read it. Secret,
+number of shards, and region rules never change after that: the keys and shards of known sites depend on them. Settings
+are replaced by each `create`. `wish.json` has the wanted state of the job (paused, running, stopping), which each
+worker reads every round, and `adopted.json` the imported trees."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _REMEMBERED = 1 << 16
 
 
 class Layout:
-    """Which shard a site belongs to: a row of `each` shards for every region, and one for sites of none.
+    """Maps sites to shards: `each` shards for every region, and `each` for sites without a region.
 
-    The region rules are those that the job was made with. Under other rules, known sites would be in shards that know
-    nothing of them, and be fetched twice."""
+    The region rules are those of the job's creation. Under other rules, known sites would be in shards that do not know
+    them, and be fetched twice."""
 
     def __init__(self, each: int, regions: Mapping[str, Sequence[str]] | None = None) -> None:
         self._each = each
@@ -49,23 +49,23 @@ class Layout:
         return self._each * self._rows.index(region_of(self._rules, site)) + place
 
     def region(self, shard: int) -> str:
-        """The region of a shard's sites; empty if anybody may fetch them."""
+        """Return the region of a shard's sites; empty if any worker may fetch them."""
         return self._rows[shard // self._each]
 
     def rows(self, region: str) -> list[tuple[str, range]]:
-        """The shards that a worker of this region may have, row by row."""
+        """Return the shards that a worker of this region may have, row by row."""
         found = [(name, range(self._each * row, self._each * (row + 1))) for row, name in enumerate(self._rows)]
         return [(name, shards) for name, shards in found if name in ("", region)]
 
     def by_shard(self, requests: Iterable[Request]) -> dict[int, list[Request]]:
-        """Requests by the shard of their site."""
+        """Group requests by the shard of their site."""
         sorted_out: dict[int, list[Request]] = defaultdict(list)
         for request in requests:
             sorted_out[self.shard_of(request.site)].append(request)
         return sorted_out
 
     def may_have(self, shard: int, region: str) -> bool:
-        """Whether workers of this region may own a shard."""
+        """Return whether workers of this region may own a shard."""
         return self.region(shard) in ("", region)
 
 
@@ -82,22 +82,23 @@ class FolderJobRecord(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     secret: bytes
     shards: int
-    """Shards of each region, and of the sites of none."""
+    """Number of shards for each region, and for the sites without one."""
     settings: dict[str, Any]
     regions: dict[str, list[str]] = {}
-    """The rules by which sites are in regions, as they were when the job was made."""
+    """The rules that map sites to regions, as of the job's creation."""
 
     @property
     def layout(self) -> Layout:
-        """The layout of its shards."""
+        """Return the layout of its shards."""
         return Layout(self.shards, self.regions)
 
 
 def place_of(url: str, job: str) -> tuple[Path, int]:
-    """The folder of a job, and its number of shards if it is made: folder:/path or folder:/path?shards=128."""
+    """Return the folder of a job, and its number of shards if it is created: folder:/path or
+    folder:/path?shards=128."""
     path, _, query = url.partition(":")[2].partition("?")
     if not path.startswith("/"):
-        raise ConfigError(f"{url}: not a shared folder", hint="write folder:/path, with the whole path")
+        raise ConfigError(f"{url}: not a shared folder address", hint="write folder:/path, with the absolute path")
     options = parse_qs(query)
     shards = options.pop("shards", [str(SHARDS)])[-1]
     if options or not shards.isdigit() or not 1 <= int(shards) <= 4096:
@@ -106,7 +107,7 @@ def place_of(url: str, job: str) -> tuple[Path, int]:
 
 
 def results_of(url: str, job: str) -> Path:
-    """The folder where a job's workers store pages, unless its settings name another."""
+    """Return the folder where a job's workers store pages, unless its settings name another."""
     root, _ = place_of(url, job)
     return root.parents[1] / "results" / root.name
 
@@ -114,9 +115,9 @@ def results_of(url: str, job: str) -> Path:
 def open_job(
     share: SharedFolder, job: str, settings: Settings | None, *, shards: int
 ) -> tuple[FolderJobRecord, Settings]:
-    """The record of a job and its settings. With `settings`, it is made if it is not there, and has these from now on.
+    """Return the record of a job and its settings. With `settings`, create or update the job with them.
 
-    All folders are made before the record: whoever finds the record finds a whole job."""
+    All folders are created before the record, so a job with a record is complete."""
     if settings is not None:
         plain = configuration.dump(settings)
         regions = {name: list(patterns) for name, patterns in settings.regions.items()}
@@ -132,8 +133,8 @@ def open_job(
             found = _read(share, job)
             if found.regions != regions:
                 raise ConfigError(
-                    "the regions of a job on a folder stay as they were when it was made",
-                    hint="set them as they were, or start a new job: sites do not move from shard to shard",
+                    "cannot change the regions of a job on a folder",
+                    hint="restore the earlier regions, or start a new job: sites do not move between shards",
                 )
             share.put(_RECORD, msgspec.json.encode(msgspec.structs.replace(found, settings=plain)), mode=mode)
         if read_wanted_state(share) == "stopping":
@@ -144,15 +145,15 @@ def open_job(
 
 
 def read_settings(share: SharedFolder) -> Settings:
-    """The job's settings as they are now."""
+    """Return the job's current settings."""
     return configuration.build(_read(share, share.root.name).settings, source=f"{share.root / _RECORD}")
 
 
 def _check(settings: Settings, record: FolderJobRecord) -> None:
     if settings.region_by == "auto":
         raise ConfigError(
-            "on a folder sites stay in the region that the rules give them",
-            hint="leave --region-by auto away, or take redis:// or a database",
+            "a job on a folder does not support region_by auto",
+            hint="omit --region-by auto, or use redis:// or a database",
         )
     if record.layout.count > _MOST_SHARDS:
         raise ConfigError(

@@ -20,7 +20,7 @@ class FolderRepair:
     owner: FolderSession
 
     async def requeue_lost(self, has_record: HasRecord) -> Requeued:
-        """Queue each page again that counts as stored and has no record, with its whole request."""
+        """Queue each page again that counts as stored and has no record, with its complete request."""
         total = Requeued()
         for number in await self._take_all():
             chain = await self.owner.run(read_chain, self.owner.share, number)
@@ -31,15 +31,15 @@ class FolderRepair:
         return total
 
     async def write_off(self, pages: int) -> None:
-        """Count this many stored pages less."""
+        """Lower the count of stored pages."""
         number, *_ = await self._take_all()
         await self._rewrite(number, frozenset(), written_off=pages)
 
     async def _take_all(self) -> list[int]:
         """Own every shard that was ever claimed, and return their numbers."""
         owner = self.owner
-        await self._be_alone()
-        async with owner.tending:
+        await self._wait_for_workers()
+        async with owner.round_lock:
             await owner.look(fresh=True)
             used = {number: found.number for number, found in owner.claims.newest.items() if found.number}
             await owner.take({number: claim for number, claim in used.items() if number not in owner.shards})
@@ -47,14 +47,14 @@ class FolderRepair:
                 raise Unavailable(f"{len(missing)} shards of the job could not be taken", hint="try again")
         return sorted(used)
 
-    async def _be_alone(self) -> None:
+    async def _wait_for_workers(self) -> None:
         """Wait until no other worker can have a shard; Held if one is alive.
 
-        A killed worker leaves a heartbeat behind, which counts as that of a living one until its lease has ended and it
-        was watched for a while. Until then, `_balance` would give shards to it."""
+        A killed worker leaves a heartbeat, which counts as that of a live worker until its lease has ended and it was
+        watched for a while. Until then, `_balance` would give shards to it."""
         owner, heard = self.owner, dict[str, int]()
         while True:
-            async with owner.tending:
+            async with owner.round_lock:
                 await owner.look(fresh=True)
             others = [beat for name, beat in owner.peers.beats.items() if name in owner.peers.live - {owner.session}]
             for beat in others:
@@ -62,19 +62,19 @@ class FolderRepair:
                     is_running(beat.life) or heard.setdefault(beat.session, beat.number) != beat.number
                 ):
                     raise Held(
-                        "other workers are at work for this job", hint="stop them: gossamer stop JOB --frontier ..."
+                        "other workers are running for this job", hint="stop them: gossamer stop JOB --frontier ..."
                     )
-            if not owner.has_company:
+            if not owner.has_other_workers:
                 return
             await owner.clock.sleep(owner.every_seconds)
 
     async def _rewrite(self, number: int, unvisited: frozenset[int], *, written_off: int = 0) -> None:
         owner = self.owner
-        async with owner.tending:
+        async with owner.round_lock:
             async with owner.writing:
                 shard = owner.shards.get(number)
                 if shard is None:
-                    raise Held(f"shard {number} is another worker's by now", hint="stop all workers, and try again")
+                    raise Held(f"shard {number} belongs to another worker now", hint="stop all workers, and try again")
                 shard.leaving = True
                 await shard.journal.forget_visits(unvisited, written_off=written_off)
                 owner.shards.pop(number)
@@ -83,7 +83,7 @@ class FolderRepair:
 
 
 def _lost(chain: Chain, has_record: HasRecord) -> tuple[frozenset[int], int]:
-    """The numbers of the URLs of a shard that were stored and have no record, and how many are of closed sites."""
+    """Return the numbers of the stored URLs of a shard without a record, and how many of them are of closed sites."""
     past = ShardPast(chain)
     stored = {number for _, number, status, _, _ in past.outcomes() if status in (DONE, FAILED)} | past.dropped.keys()
     is_closed = {number: row is not None and bool(row.closed) for number, _, row in past.sites()}

@@ -4,14 +4,14 @@ The rules of a shard are those of `frontier/embedded`: the same schedule, the sa
 and apply. This module adds what is different on a folder.
 
 - **A write counts only if the claim still holds after it.** `FolderJournal.write` appends a frame, syncs it, and asks
-  the session to confirm. If another worker has claimed the shard, the call raises `Lost`, and the frame does not
+  the session to confirm. If another worker has claimed the shard, the call raises `ShardLost`, and the frame does not
   matter: the new owner has read the log before, or has read the frame as well and counts it.
 - **Reading may block**, since the folder may be a network mount. `load` never reads: it raises `NotAtHand`, the shard
   reads the batch in a thread, and repeats the lease.
 - **Links for other shards** are staged with the outcome that brought them and written in the same frame (P3). They stay
   in `outgoing` until they are sent; as long as there are any, the shard is busy (P6).
 - **Limits of the whole job** (`max_pages`) are not a shard's concern; `frontier.Quota` deals with them. What else spans
-  shards of a process, the order of their lanes, the shares of sites and the tokens, is in `Common`.
+  shards of a process, the order of their lanes, the shares of sites and the tokens, is in `ProcessState`.
 
 When the disk fails in the middle of an append, the end of the log is unknown (`_torn`). The next write cuts the file at
 the last end that counted, and begins there. When the log is long, the next write first goes on in a new log behind a
@@ -52,10 +52,10 @@ from gossamer.frontier.folder.log import (
     FILE_BITS,
     SIZE_BYTES,
     Chain,
+    ChainFrame,
     Growth,
     Index,
     LoggedRequest,
-    Piece,
     ShardPast,
     column,
     decode_kept,
@@ -94,7 +94,7 @@ class _File:
 
 
 class _Next(NamedTuple):
-    """A shortened chain that is written, and the index and last visits in it."""
+    """A shortened chain that is written, with its index and last visits."""
 
     chain: Chain
     places: Index
@@ -137,8 +137,8 @@ class FolderJournal:
     async def write(self, change: Change) -> Sequence[int]:
         """Append a change, sync it, and confirm it; only then does anything here change.
 
-        On an error `_end` stays, so the next write replaces what this one may have left. On `Lost` the shard is gone
-        already. Nothing is acknowledged in either case."""
+        On an error `_end` stays, so the next write replaces what this one may have left. On `ShardLost` the shard is
+        gone already. Nothing is acknowledged in either case."""
         if self.is_long:
             await to_the_end(self._shorten())
         out = [encode(request) for request in self.staged]
@@ -162,7 +162,7 @@ class FolderJournal:
 
     @property
     def is_long(self) -> bool:
-        """Whether the next change goes to a new log behind a shorter past."""
+        """Return whether the next change goes to a new log after a shorter past."""
         return self._next is not None or self._growth.is_much(len(self._index.places))
 
     async def _shorten(self) -> None:
@@ -176,7 +176,7 @@ class FolderJournal:
             try:
                 self._next = await self._owner.run(self._write_past)
             except Unavailable as error:
-                log.warning("the log of shard %d stays long for now: %s", self._shard, error)
+                log.warning("could not shorten the log of shard %d, retrying later: %s", self._shard, error)
                 self._growth = Growth()
                 return
         chain, index, visits = self._next
@@ -198,7 +198,7 @@ class FolderJournal:
         try:
             await self._owner.run(sweep_logs, self._share, chain, self._shard)
         except Unavailable as error:
-            log.debug("old logs of shard %d are left to its next owner: %s", self._shard, error)
+            log.debug("could not delete old logs of shard %d; its next owner will: %s", self._shard, error)
 
     async def forget_visits(self, unvisited: Set[int], *, written_off: int = 0) -> None:
         """Continue in a new log in which these URLs were never visited, so that a start queues them.
@@ -272,7 +272,7 @@ class FolderJournal:
         return found
 
     def sent(self, count: int) -> None:
-        """Drop the first outgoing links: they are durable elsewhere. The next change writes that down."""
+        """Drop the first outgoing links: they are durable elsewhere. The next change records that."""
         del self.outgoing[:count]
         self._gone += count
 
@@ -288,7 +288,7 @@ class FolderJournal:
         self._at_hand.update(zip(numbers, await self.read(numbers, visits), strict=True))
 
     async def read(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
-        """Requests as the log has them, read in a thread."""
+        """Read requests from the log in a thread."""
         reading = asyncio.ensure_future(self._owner.read(self._requests, numbers, visits))
         self._reads.add(reading)
         reading.add_done_callback(self._reads.discard)
@@ -309,7 +309,7 @@ class FolderJournal:
         return found
 
     def url(self, number: int) -> str:
-        """The URL of a number."""
+        """Return the URL of a number."""
         return decode_kept(self._read(self._index.places[number], self._index.sizes[number])).url
 
     def _state(self, place: int) -> dict[str, Any] | None:
@@ -326,7 +326,7 @@ class FolderJournal:
                 log = self._file(file)
                 data = os.pread(log.handle, size, place & _FILE_MASK)
                 if len(data) < size:
-                    raise OSError(errno.EIO, "the log is shorter than it was")
+                    raise OSError(errno.EIO, "the log is shorter than before")
                 return data
             except OSError as error:
                 self._files.pop(file, None)
@@ -335,14 +335,14 @@ class FolderJournal:
         raise AssertionError
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        return story(read_chain(self._share, self._shard), key)
+        return url_history(read_chain(self._share, self._shard), key)
 
     def close(self) -> None:
         self._files.clear()
 
 
-def story(chain: Chain, key: int) -> dict[str, Any] | None:
-    """The history of one URL in a shard's past; None if it is not there."""
+def url_history(chain: Chain, key: int) -> dict[str, Any] | None:
+    """Return the history of one URL in a shard's past; None if it is unknown."""
     sites = {number: name for frame in chain for number, name in frame.sites}
     for piece in chain.pieces:
         keys = column(piece.frame.keys)
@@ -365,7 +365,7 @@ def story(chain: Chain, key: int) -> dict[str, Any] | None:
 
 
 def sites_of(chain: Chain, *, settings: Settings, now: float) -> dict[str, dict[str, Any]]:
-    """The sites in a shard's past by name, with the length of their queues. Leases are not in a log."""
+    """Return the sites in a shard's past by name, with the length of their queues. Leases are not in a log."""
     past = ShardPast(chain)
     found: dict[int, dict[str, Any]] = {}
     for number, name, row in past.sites():
@@ -386,14 +386,14 @@ def sites_of(chain: Chain, *, settings: Settings, now: float) -> dict[str, dict[
 
 
 def site_of(chain: Chain, name: str, *, settings: Settings, now: float) -> dict[str, Any] | None:
-    """What a shard's past has of one site, without its queue; None if it is not there."""
+    """Return a site from a shard's past, without its queue; None if it is unknown."""
     for _, known, row in ShardPast(chain).sites():
         if known == name:
             return site_view(name, row, settings=settings, now=now)
     return None
 
 
-def _kept_at(piece: Piece, place: int) -> LoggedRequest:
+def _kept_at(piece: ChainFrame, place: int) -> LoggedRequest:
     sizes = column(piece.frame.sizes, "I")
     start = sum(sizes[:place])
     return decode_kept(piece.blobs[start : start + sizes[place]])
@@ -408,21 +408,21 @@ def _url_of(chain: Chain, number: int) -> str:
 
 
 _PATIENCE = 500.0
-"""Inverse of the largest part of its time that a worker spends on counting."""
+"""Inverse of the largest share of its time that a worker spends on counting."""
 _SPARE = 64
 FETCHED_BEFORE = -1
-"""As the `tries` of a request: another program has fetched it, so its key is only made known."""
+"""`tries` of a request that another program has fetched: only its key is added."""
 
 
-class Common:
-    """What the shards of one process share, so that their lanes compete as if in one schedule."""
+class ProcessState:
+    """State that the shards of one process share, so that their lanes compete as if in one schedule."""
 
     def __init__(self, settings: Settings) -> None:
         self.last_token = 0
         """The highest token of all shards: no two leases of a process have the same."""
         self.order = count()
         self.handed = SiteQuota(settings)
-        """A site's share is counted over all shards: in its own it may be the only site."""
+        """The quota of a site counts over all shards: in its own shard it may be the only site."""
 
 
 class FolderShard(EmbeddedFrontier):
@@ -439,17 +439,18 @@ class FolderShard(EmbeddedFrontier):
         *,
         settings: Settings,
         clock: Clock,
-        common: Common,
+        common: ProcessState,
     ) -> None:
         super().__init__(journal, past, settings=msgspec.structs.replace(settings, max_pages=None), clock=clock)
         self.journal = journal
         self.number = number
         self.claim = claim
         self.leaving = False
-        """Whether it is to be given away: it hands out nothing more, and goes when nothing of it is leased."""
+        """Whether it is to be given away: it leases out nothing more, and is given away when nothing of it is
+        leased."""
         self._common = common
         self._urls: dict[int, dict[int, str]] = {}
-        """Token -> key -> URL of what is leased: links that are sent elsewhere name their page."""
+        """Token -> key -> URL of leased pages: links that are sent elsewhere name their page."""
         self._state.schedule.share, self._state.schedule.order = common.handed, common.order
         self._state.stored += past.stored
         journal.moved = self._moved
@@ -465,7 +466,7 @@ class FolderShard(EmbeddedFrontier):
             visits[number] = places.get(number, 0)
 
     async def add(self, requests: Sequence[Request]) -> int:
-        """Queue requests; those that were fetched before are only made known."""
+        """Queue requests; only add the keys of those that were fetched before."""
         fetched = [request for request in requests if request.tries == FETCHED_BEFORE]
         if not fetched:
             return await super().add(requests)
@@ -473,7 +474,7 @@ class FolderShard(EmbeddedFrontier):
         return await super().add([request for request in requests if request.tries != FETCHED_BEFORE])
 
     async def _remember(self, requests: Sequence[Request]) -> None:
-        """Make keys known as skipped: this job did not store these pages, so its limits do not count them."""
+        """Add keys as skipped: this job did not store these pages, so its limits do not count them."""
         state, settings = self._state, self._state.settings
         again_in = settings.revisit_seconds if settings.recrawl else None
         async with self._lock:
@@ -548,32 +549,32 @@ class FolderShard(EmbeddedFrontier):
 
     @property
     def stored(self) -> int:
-        """Pages stored over the job's life."""
+        """Return the pages stored over the job's life."""
         return self._state.stored
 
     def next_turn(self, *, over_quota: bool) -> tuple[float, int] | None:
-        """When the next lane is ready, and its place in the order of all shards of this worker."""
+        """Return when the next lane is ready, and its place in the order of all shards of this worker."""
         return self._state.schedule.next_turn(over_quota=over_quota)
 
     def next_expiry(self) -> float | None:
         """When the next lease is taken back."""
         return self._state.next_expiry()
 
-    def lapse_lost(self, now: float) -> None:
+    def expire_leases(self, now: float) -> None:
         """Take back expired leases."""
-        self._state.lapse_lost(now)
+        self._state.expire_leases(now)
 
     async def take_back(self) -> None:
         """Take back expired leases, and write their losses down."""
-        self._state.lapse_lost(self._clock.monotonic())
+        self._state.expire_leases(self._clock.monotonic())
         if self._state.new_lapses:
             await self._keep_lost()
 
     def keep_leases(self, worker: str, *, until: float) -> None:
-        """Extend a worker's leases a little after a suspension in which nobody took the shard.
+        """Extend a worker's leases a little after a suspension in which no other worker took the shard.
 
-        Their time is over, but what it fetched can still be completed. If they end all the same, their requests are not
-        blamed: the worker is known to be alive."""
+        Their time is over, but the pages it has fetched can still be completed. If the leases expire all the same,
+        their requests are not blamed: the worker is known to be alive."""
         for lane in self._state.held.values():
             if lane.worker == worker:
                 lane.expires_at = max(lane.expires_at, until)
@@ -584,11 +585,11 @@ class FolderShard(EmbeddedFrontier):
         return self._state.has_suspect(worker, now)
 
     def is_over(self) -> bool:
-        """Whether nothing is queued or leased, and no link waits to be sent to another shard (P6)."""
+        """Return whether nothing is queued or leased, and no link waits to be sent to another shard (P6)."""
         return self._state.is_over() and not self.journal.outgoing
 
     def holds(self, outcome: Outcome) -> bool:
-        """Whether an outcome would count now: its token is valid and its request in the batch."""
+        """Return whether an outcome would count now: its token is valid and its request in the batch."""
         lane = self._state.held.get(outcome.token)
         return lane is not None and outcome.key in lane.batch
 
@@ -597,8 +598,10 @@ class FolderShard(EmbeddedFrontier):
         return self._urls[outcome.token][outcome.key]
 
     def view(self, *, exact: bool = False) -> ClaimsView:
-        """The shard's state for others. Figures that need a walk over all sites may be some seconds old, unless
-        `exact`; `busy`, on which the end of the job depends, never is."""
+        """Return the shard's state for others.
+
+        Figures that need a walk over all sites may be some seconds old, unless `exact`; `busy`, on which the end of the
+        job depends, never is."""
         schedule, now = self._state.schedule, self._state.clock.monotonic()
         if exact or now >= self._counted_at + _PATIENCE * self._counting_seconds:
             self._counts, self._lanes = self._state.counts(), schedule.lanes(now)

@@ -21,7 +21,7 @@ from gossamer.frontier.embedded import journal
 from gossamer.frontier.embedded.state import State, restore
 from gossamer.frontier.folder.claims import MOST_SITES, ClaimsView, brief, longest, read_reports
 from gossamer.frontier.folder.log import Chain, ShardPast, read_chain
-from gossamer.frontier.folder.shard import site_of, sites_of, story
+from gossamer.frontier.folder.shard import site_of, sites_of, url_history
 from gossamer.frontier.recrawl import mean
 from gossamer.model import Counts, Heartbeat, JobState, ShardView
 
@@ -37,17 +37,17 @@ _RECENT_SECONDS = 600.0
 
 
 class FolderView:
-    """The job as a whole: counts, sites, workers and shards."""
+    """The job as a whole: counts, sites, workers, and shards."""
 
     def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
         self._rested: dict[int, tuple[int, list[dict[str, Any]]]] = {}
-        """Shards without a living owner -> their claim, and their largest sites."""
+        """Shards without a live owner -> their claim, and their largest sites."""
         self._read: dict[int, ClaimsView] = {}
-        """Shards whose owner is dead or left no view -> the view that their log gives."""
+        """Shards whose owner is dead or left no view -> the view from their log."""
 
     def _views(self, *, exact: bool = False) -> dict[int, ClaimsView | None]:
-        """The view of each shard; None where its owner is dead, or has not reported it yet."""
+        """Return the view of each shard; None if its owner is dead, or has not reported it yet."""
         owner = self._owner
         found: dict[int, ClaimsView | None] = {}
         for number, standing in owner.claims.newest.items():
@@ -65,15 +65,15 @@ class FolderView:
         return found
 
     async def _completed(self, views: dict[int, ClaimsView | None]) -> dict[int, ClaimsView | None]:
-        """The same, with views from the logs of shards whose owner cannot report.
+        """Return the views, completed from the logs of shards whose owner cannot report.
 
         Reading a log takes a while. As long as workers are alive, which will take those shards, a log is read only if
-        its last owner reported nothing at all, or to find out whether the job is over; for that, the first shard with
-        work in it is enough."""
+        its last owner reported nothing, or to find out whether the job is finished; for that, the first shard with work
+        is enough."""
         owner, found = self._owner, dict(views)
         is_manned = any(owner.peers.beats[session].worker for session in owner.peers.live)
         unknown = [number for number, view in views.items() if view is None]
-        # Shards that had most work come first: one with work answers the question.
+        # Shards that had the most work come first: one with work answers the question.
         unknown.sort(key=lambda number: -self._last_said(number).counts.queued)
         open_ended = any(view is not None and view.busy for view in views.values())
         for number in unknown:
@@ -106,19 +106,19 @@ class FolderView:
         )
 
     def _last_said(self, number: int) -> ClaimsView:
-        """The last view that a shard's owner reported, dead or alive."""
+        """Return the last view that a shard's owner reported, dead or alive."""
         standing = self._owner.claims.newest[number]
         beat = self._owner.peers.beats.get(standing.claim.session)
         view = beat.shards.get(number) if beat is not None else None
         return view or ClaimsView(claim=standing.number)
 
     def stored(self) -> int | None:
-        """Stored pages of the whole job; None if that is not known of a shard."""
+        """Return the stored pages of the whole job; None if that is not known of a shard."""
         views = self._views().values()
         return None if None in views else sum(view.counts.stored for view in views if view is not None)
 
     def taken(self) -> int:
-        """Stored and leased pages of the whole job, by the last reports."""
+        """Return the stored and leased pages of the whole job, by the last reports."""
         total = 0
         for number, view in self._views().items():
             counts = (view or self._last_said(number)).counts
@@ -126,7 +126,7 @@ class FolderView:
         return total
 
     def _is_quiet(self, views: dict[int, ClaimsView | None]) -> dict[int, tuple[int, int]] | None:
-        """The claim and the number of changes of each shard, if nothing is under way in any; else None.
+        """Return the claim and number of changes of each shard if nothing is in progress in any; else None.
 
         A view of an older claim does not count: a new owner may have found work in the log. If the page limit is
         reached, only leases keep a shard busy: its queue is never fetched."""
@@ -142,22 +142,22 @@ class FolderView:
         return quiet
 
     async def is_over(self) -> bool:
-        """Whether nothing is queued, delayed, leased or on its way, by two looks between which nothing changed (P6)."""
+        """Return whether the job is finished, by two reads of all shards between which nothing changed (P6)."""
         owner = self._owner
         before = self._is_quiet(self._views())
-        if before is None or bool(await owner.run(owner.post.waiting)):
+        if before is None or bool(await owner.run(owner.inbox.waiting)):
             return False
         await owner.look(fresh=True)
         after = self._is_quiet(self._views())
-        return after == before and not await owner.run(lambda: owner.post.waiting(fresh=True))
+        return after == before and not await owner.run(lambda: owner.inbox.waiting(fresh=True))
 
     async def counts(self, *, stale: int) -> Counts:
-        """The counts of the whole job."""
+        """Return the counts of the whole job."""
         owner = self._owner
         if len(owner.shards) < owner.layout.count:
             await owner.look()
         views = await self._completed(self._views(exact=True))
-        letters = await owner.run(owner.post.waiting)
+        letters = await owner.run(owner.inbox.waiting)
         every = [(view or self._last_said(number)).counts for number, view in views.items()]
         totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}
         totals["stale"] += stale
@@ -168,10 +168,10 @@ class FolderView:
         return Counts(**totals, job=job, finished=over, changes=changes, freshness=mean(every))
 
     async def lookup(self, key: int, site: str) -> dict[str, Any] | None:
-        """What the log has of a URL in another worker's shard. Whether it is leased, only that worker knows."""
+        """Return what the log has of a URL in another worker's shard. Only that worker knows whether it is leased."""
         settings, now = self._owner.settings, self._owner.clock.epoch()
         chain, worker = await self._past_of(site)
-        found = story(chain, key)
+        found = url_history(chain, key)
         if found is None:
             return None
         about = site_of(chain, site, settings=settings, now=now) or {}
@@ -180,7 +180,7 @@ class FolderView:
         return {"key": key, **found, **where, "shard_worker": worker}
 
     async def site(self, name: str) -> dict[str, Any] | None:
-        """What the log has of a site in another worker's shard."""
+        """Return what the log has of a site in another worker's shard."""
         owner = self._owner
         chain, worker = await self._past_of(name)
         if site_of(chain, name, settings=owner.settings, now=0.0) is None:
@@ -190,7 +190,7 @@ class FolderView:
         return None if found is None else {**found, "shard_worker": worker}
 
     async def every_site(self, cursor: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
-        """Sites by shard and name, and the next cursor; those of other workers' shards as their logs have them."""
+        """Return sites by shard and name, and the next cursor; those of other workers' shards from their logs."""
         number, after = int(cursor.partition(":")[0] or 0), cursor.partition(":")[2]
         rows: list[Mapping[str, Any]] = []
         while number < self._owner.layout.count and len(rows) < limit:
@@ -214,8 +214,10 @@ class FolderView:
         return sites_of(chain, settings=owner.settings, now=owner.clock.epoch())
 
     async def sites(self, limit: int) -> list[Mapping[str, Any]]:
-        """The sites with the most queued requests: ours from memory, those of living workers from their reports, and
-        those of shards without an owner from the logs."""
+        """Return the sites with the most queued requests.
+
+        Ours come from memory, those of live workers from their reports, and those of shards without an owner from the
+        logs."""
         owner = self._owner
         await owner.look()
         found = {site["site"]: site for shard in owner.shards.values() for site in await shard.sites(limit)}
@@ -243,7 +245,7 @@ class FolderView:
         return longest(found.values(), limit)
 
     async def _past_of(self, site: str) -> tuple[Chain, str]:
-        """The past of a site's shard, and the worker that owns it now."""
+        """Return the past of a site's shard, and the worker that owns it now."""
         owner, number = self._owner, self._owner.layout.shard_of(site)
         for last in (False, False, True):
             await owner.look(fresh=True)
@@ -258,7 +260,7 @@ class FolderView:
         raise AssertionError
 
     async def workers(self) -> list[Heartbeat]:
-        """The last heartbeat of each worker."""
+        """Return the last heartbeat of each worker."""
         owner = self._owner
         await owner.look()
         found = []
@@ -270,12 +272,12 @@ class FolderView:
         return found
 
     async def shards(self) -> list[ShardView]:
-        """Each shard with its owner."""
+        """Return each shard with its owner."""
         owner = self._owner
         await owner.look()
         views = self._views()
         unowned = [n for n in views if owner.claims.newest[n].claim.session not in owner.peers.live]
-        unread = await owner.run(owner.post.sites, unowned)
+        unread = await owner.run(owner.inbox.sites, unowned)
         found = []
         for number, view in views.items():
             session = owner.claims.newest[number].claim.session

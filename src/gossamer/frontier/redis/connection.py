@@ -257,7 +257,7 @@ class RedisConnection:
             while True:
                 message = await listener.get_message(timeout=60.0)
                 if message is not None:
-                    self._heard(message["channel"].decode(), int(message["data"]))
+                    self._on_message(message["channel"].decode(), int(message["data"]))
         except faults.RedisError as error:
             self._fail(error)
         finally:
@@ -266,7 +266,7 @@ class RedisConnection:
                 if listener is not None:
                     await listener.aclose()
 
-    def _heard(self, channel: str, news: int) -> None:
+    def _on_message(self, channel: str, news: int) -> None:
         key = channel.removesuffix("news") + "job"
         for seen, heard in self._waiting.get(key, ()):
             if news > seen and not heard.done():

@@ -38,7 +38,7 @@ class PackedLinks:
         """The number that stands for a site in this call."""
         return self.names.setdefault(site, len(self.names) + 1)
 
-    def said(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments that describe the links, beside their entries."""
         groups = [part for site, rank in self.groups for part in (self.number(site), rank)]
         return {

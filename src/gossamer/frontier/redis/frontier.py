@@ -48,7 +48,7 @@ from gossamer.errors import FrontierError
 from gossamer.frontier import policy, recrawl
 from gossamer.frontier.base import ShardGrant
 from gossamer.frontier.outbox import MOST_STEP_SECONDS, SEVERAL_RUNS, Box, Parcel
-from gossamer.frontier.packing import as_text, as_texts, pack, pack_state, revisit_of, squeeze, state_of, with_state
+from gossamer.frontier.packing import as_text, as_texts, pack, pack_state, revisit_of, shorten_url, state_of, with_state
 from gossamer.frontier.policy import MOST_LINKS, outcome_batches
 from gossamer.frontier.recrawl import share_of
 from gossamer.frontier.redis.connection import RedisConnection, RedisConnections
@@ -226,7 +226,9 @@ class RedisFrontier(RedisRepair):
             some = requests[first : first + MOST_LINKS]
             load = PackedLinks(await self._unknown(some))
             links = self._put(some, load)
-            new, to_fold, run = await self._call("add", load.entries, links=links, **load.said(), own=self._sites(load))
+            new, to_fold, run = await self._call(
+                "add", load.entries, links=links, **load.arguments(), own=self._sites(load)
+            )
             added += int(new)
             runs.add(text(run))
             self._learn(int(new), len(some))
@@ -362,7 +364,7 @@ class RedisFrontier(RedisRepair):
                 notes=[packed_note(note) for note in notes],
                 **({"parcels": _packed(parcels)} if parcels else {}),
                 **({"run": run} if run else {}),
-                **load.said(),
+                **load.arguments(),
                 own=self._sites(load),
             )
             accepted, stale, repeated = accepted + int(found[0]), stale + int(found[1]), repeated + int(found[2])
@@ -418,7 +420,7 @@ class RedisFrontier(RedisRepair):
         """Add requests found on this page to the load; how many were added.
 
         Links with the same site, priority, depth, and hops form one group, which the script pushes with one command."""
-        from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
+        from_inside, from_outside = (shorten_url(page, page_site), shorten_url(page, "")) if page else ("", "")
         unknown, standings, before = load.unknown, load.standings, len(load.keys)
         for request in requests:
             key, site = request.key, request.site

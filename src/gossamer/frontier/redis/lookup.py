@@ -163,7 +163,7 @@ async def lookup(
         about = await redis.hgetall(f"{prefix}site:{site}")
         record = {field.decode(): value.decode() for field, value in about.items()}
         found: dict[str, Any] = {"url": url, "key": number, "site": site, "region": record.get("region", "")}
-        found |= await _whereabouts(redis, prefix, site, number.to_bytes(8, "big"), record, secret)
+        found |= await _url_state(redis, prefix, site, number.to_bytes(8, "big"), record, secret)
         now = await _now(redis, key)
     except faults.RedisError as error:
         raise translate(error, "") from error
@@ -174,7 +174,7 @@ async def lookup(
     return found
 
 
-async def _whereabouts(
+async def _url_state(
     redis: Any, prefix: str, site: str, key: bytes, record: Mapping[str, str], secret: bytes
 ) -> dict[str, Any]:
     for lane in range(max(1, int(record.get("lanes", 1)))):

@@ -52,7 +52,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from gossamer.errors import ConfigError, FrontierError, Unavailable
-from gossamer.frontier.outbox import outlive
+from gossamer.frontier.outbox import wait_for_stable_run
 from gossamer.frontier.placement import placement
 from gossamer.frontier.redis.connection import RedisConnection, RedisConnections, addresses, find_root
 from gossamer.frontier.redis.routing import Copy, all_servers, call_shard, find_shard, gone, look, step
@@ -134,8 +134,8 @@ class _Mover:
                 sources[found] = None
                 await self._links.link(target)
             if here is not None and here.leaving != target:
-                await self._patiently(lambda s=shard, t=target: self._call(s, "announce", target=t))  # type: ignore[misc]
-        await self._outlive(sources)
+                await self._with_retries(lambda s=shard, t=target: self._call(s, "announce", target=t))  # type: ignore[misc]
+        await self._wait_for_stable_run(sources)
 
     async def settle(self, shard: int, wanted: str) -> RedisShardMove:
         """Move a shard to the server where it belongs, with as many attempts as it takes.
@@ -156,13 +156,13 @@ class _Mover:
                 if here is None or here.leaving != wanted:
                     # Another mover has moved it since the announcement: announce at its new place, and wait again.
                     await self._call(shard, "announce", target=wanted)
-                    await self._outlive({place: None})
+                    await self._wait_for_stable_run({place: None})
                     end = clock() + _PATIENCE_SECONDS
                 keys += await self._move(place, wanted, shard)
                 continue
             except (faults.RedisError, FrontierError) as error:
                 # `_move` has given up its attempt. After a restart of the source, `_find` confirms it first.
-                self._check_patience(error, end)
+                self._check_timeout(error, end)
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def finish(self, places: list[str]) -> None:
@@ -173,12 +173,12 @@ class _Mover:
         workers that join later."""
         while True:
             kept = [copy for shard in range(len(places)) for copy in await self._kept(shard)]
-            await self._outlive(dict.fromkeys(copy.moved for _, copy in kept))
+            await self._wait_for_stable_run(dict.fromkeys(copy.moved for _, copy in kept))
             for shard, copy in kept:
                 there = await look(self._links, copy.moved, self._job, shard)
                 # The generation tells this copy from an older stay of the shard at the target.
                 if there is not None and there.is_live and there.generation > copy.generation:
-                    await self._bury(shard, copy)
+                    await self._delete_source(shard, copy)
             again = [shard for shard in range(len(places)) if await self._find(shard) != places[shard]]
             for shard in again:
                 log.warning("%s has forgotten shard %d: it is moved again", places[shard], shard)
@@ -189,14 +189,14 @@ class _Mover:
 
     async def _find(self, shard: int) -> str:
         place = self._root.placement[shard] or self._links.names[0]
-        if await self._patiently(lambda: look(self._links, place, self._job, shard)) is None:
+        if await self._with_retries(lambda: look(self._links, place, self._job, shard)) is None:
             for name in await all_servers(self._links, self._job):
                 if await look(self._links, name, self._job, shard) is not None:
                     place = name
                     break
             else:
                 raise gone(self._job, shard, place)
-        return await self._patiently(lambda: find_shard(self._links, place, self._job, shard))
+        return await self._with_retries(lambda: find_shard(self._links, place, self._job, shard))
 
     async def _kept(self, shard: int) -> list[tuple[int, Copy]]:
         """The copies of a shard that are kept on servers that it has left."""
@@ -215,10 +215,10 @@ class _Mover:
         place = self._root.placement[shard]
         return (await call_shard(self._links, place, self._job, shard, operation, given))[1]
 
-    async def _outlive(self, servers: dict[str, None]) -> None:
+    async def _wait_for_stable_run(self, servers: dict[str, None]) -> None:
         if servers:
             log.info("waiting until %s cannot forget it: %.0f s", ", ".join(servers), self._forget_seconds)
-        await asyncio.gather(*(outlive(self._run_of(server), self._forget_seconds) for server in servers))
+        await asyncio.gather(*(wait_for_stable_run(self._run_of(server), self._forget_seconds) for server in servers))
 
     def _run_of(self, server: str) -> Callable[[], Awaitable[str]]:
         async def run() -> str:
@@ -235,7 +235,7 @@ class _Mover:
 
         return run
 
-    async def _patiently(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    async def _with_retries(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Repeat the call while a server is unreachable or another mover is at work."""
         clock = asyncio.get_running_loop().time
         end = clock() + _PATIENCE_SECONDS
@@ -243,10 +243,10 @@ class _Mover:
             try:
                 return await call()
             except (faults.RedisError, FrontierError) as error:
-                self._check_patience(error, end)
+                self._check_timeout(error, end)
             await asyncio.sleep(_RETRY_SECONDS)
 
-    def _check_patience(self, error: faults.RedisError | FrontierError, end: float) -> None:
+    def _check_timeout(self, error: faults.RedisError | FrontierError, end: float) -> None:
         """Raise errors that do not pass by themselves, and all errors once the patience is over."""
         told = translate(error, self._job) if isinstance(error, faults.RedisError) else error
         if not isinstance(told, Unavailable) or asyncio.get_running_loop().time() > end:
@@ -329,7 +329,7 @@ class _Mover:
             return 0
         return copied + 1
 
-    async def _bury(self, shard: int, copy: Copy) -> None:
+    async def _delete_source(self, shard: int, copy: Copy) -> None:
         # The record first: a shard without its state is never served or reclaimed, however many keys are left.
         given = {"target": copy.moved, "nonce": copy.nonce}
         if not await self._at(copy.server, shard, "bury", **given):

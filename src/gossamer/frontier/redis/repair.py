@@ -54,7 +54,7 @@ class RedisRepair:
             self._put(some, load)
             new, to_fold = await self._call(
                 "requeue", load.entries, stored=min(left, len(some)), links=len(some), nonce=secrets.token_hex(8),
-                **load.said(), own=self._sites(load),
+                **load.arguments(), own=self._sites(load),
             )  # fmt: skip
             queued, left = queued + int(new), max(0, left - len(some))
             await fold_lists(self._call, to_fold, self.secret)

@@ -1,6 +1,6 @@
 """Commits outcomes in SQL: checks tokens, settles requests, admits links, and reads the inbox.
 
-`Settling` is one `complete`, in one transaction (P3):
+`Completion` is one `complete`, in one transaction (P3):
 
 1. Lock the sites of all outcomes and notes, then read their leases. From here on nobody else can end these leases.
 2. Apply notes of leases that are held. They come first: a note may close the site of an outcome.
@@ -42,7 +42,7 @@ from gossamer.frontier.sql.transaction import (
     TURNS,
     WORDS,
     HeldLane,
-    NeedsWhole,
+    NeedsWholeLock,
     QueueRow,
     Transaction,
     closed_status,
@@ -86,7 +86,7 @@ class Admission:
             found = self._ids[name] = urls.fingerprint(self._secret, name)
         return found
 
-    def doubt(self, sites: Iterable[int]) -> None:
+    def forget_awake(self, sites: Iterable[int]) -> None:
         """Forget that these sites are awake: a lease found nothing there, and they are about to be put to sleep."""
         self._awake.difference_update(sites)
 
@@ -216,11 +216,11 @@ class Admission:
         return closed
 
 
-class Settling:
+class Completion:
     """One `complete`: counts what was accepted, stale, and repeated.
 
     With `whole` the caller has the whole lock, and sites may be closed. Without it, a call that finds that it has to
-    close a site (a budget was spent) raises `NeedsWhole`, and is repeated with the lock."""
+    close a site (a budget was spent) raises `NeedsWholeLock`, and is repeated with the lock."""
 
     def __init__(self, call: Transaction, admission: Admission, *, whole: bool) -> None:
         self.call = call
@@ -340,7 +340,7 @@ class Settling:
     async def _close(self) -> None:
         call = self.call
         if not self._whole:
-            raise NeedsWhole
+            raise NeedsWholeLock
         for site, reason in sorted(self._closing.items()):
             await call.close(call.sites[site], reason)
 

@@ -1,13 +1,13 @@
 """The frontier of one shard in a database, its control, and its share of the page limit.
 
 Each method of the frontier is one transaction: it opens a `Transaction`, works, and flushes. The rules are in the
-modules that it calls: `leasing` for lease and lull, `completion` for complete and add, `transaction` for rows, locks,
+modules that it calls: `leasing` for lease and put_to_sleep, `completion` for complete and add, `transaction` for rows, locks,
 and time. This module decides which lock each call takes, repeats calls, and follows a shard that moves.
 
 | call | lock | why |
 |---|---|---|
 | `add`, `complete` with links | share | no site may fall asleep while requests are added to it |
-| `complete` that closes a site, `lull` | whole | nobody may add to a site that is closed or put to sleep |
+| `complete` that closes a site, `put_to_sleep` | whole | nobody may add to a site that is closed or put to sleep |
 | `lease` | stripe | two workers of a stripe must not draw the same token (P4) |
 | `lease` with a page limit, the ledger | shard | two workers must not both lease the last pages |
 | `complete` without links, `extend`, `release`, `abandon` | rows only | the rows of the sites are enough |
@@ -42,10 +42,10 @@ from gossamer.frontier.base import ShardGrant
 from gossamer.frontier.outbox import Parcel
 from gossamer.frontier.policy import MOST_LINKS, outcome_batches
 from gossamer.frontier.recrawl import share_of
-from gossamer.frontier.sql.completion import Admission, Forward, Link, Settling, drain, site_of
+from gossamer.frontier.sql.completion import Admission, Completion, Forward, Link, drain, site_of
 from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.handover import ANNOUNCED, ARRIVING, GONE, LEAVING, Moved, decide, is_abandoned
-from gossamer.frontier.sql.leasing import Leasing, lull
+from gossamer.frontier.sql.leasing import Leasing, put_to_sleep
 from gossamer.frontier.sql.outbox import SqlOutbox, put
 from gossamer.frontier.sql.repair import SqlRepair
 from gossamer.frontier.sql.transaction import (
@@ -55,7 +55,7 @@ from gossamer.frontier.sql.transaction import (
     SUSPECT,
     WORDS,
     Changed,
-    NeedsWhole,
+    NeedsWholeLock,
     QueueRow,
     SqlSite,
     Transaction,
@@ -152,7 +152,7 @@ _WAITING = {1: "done", 2: "failed", 3: "skipped"}
 _LOWEST = -(1 << 63)
 
 
-class SqlSteering(SqlOutbox):
+class SqlControl(SqlOutbox):
     """The part of a frontier that people and services use: counts, control, and questions about URLs and sites."""
 
     settings: Settings
@@ -369,7 +369,7 @@ log = logging.getLogger("gossamer.frontier")
 T = TypeVar("T")
 
 
-class Settled(NamedTuple):
+class CompletionResult(NamedTuple):
     """The result of one transaction of `complete`, with the life of the store that answered."""
 
     accepted: int
@@ -398,7 +398,7 @@ class ShardContext:
 ALONE = ShardContext()
 
 
-class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
+class SqlFrontier(SqlControl, SqlLedger, SqlRepair):
     """The frontier of one shard of a job. Any number of instances, in any number of processes, share it (P8).
 
     What an instance remembers only saves time, and may be lost: URLs of leased pages, sites known to be awake, and
@@ -506,12 +506,12 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             if has_inbox and await self._drain() and not grant.leases:
                 continue
             self._empty |= empty
-            self._admission.doubt(empty)
+            self._admission.forget_awake(empty)
             now = asyncio.get_running_loop().time()
             idle = not grant.leases and limit > 0
             if self._empty and (idle or len(self._empty) >= _MANY_EMPTY or now - self._lulled_at > _LULL_SECONDS):
                 asleep, self._empty, self._lulled_at = self._empty, set(), now
-                await self._call(lambda call, some=asleep: lull(call, some), lock="whole", rings=True)  # type: ignore[misc]
+                await self._call(lambda call, some=asleep: put_to_sleep(call, some), lock="whole", rings=True)  # type: ignore[misc]
                 if idle:
                     # Sleeping sites say when they wake, and closing one may have finished the job: look again.
                     continue
@@ -536,7 +536,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         await leasing.write()
         wait = await leasing.wait(limit)
         if wait is None and not leasing.leases and not leasing.empty:
-            await call.must_be_whole()
+            await call.check_not_damaged()
         leases = await self._leases(call, leasing, seconds)
         state, outbox = await self._state(call), await self._waiting(call)
         return Grant(leases=leases, wait=wait, job=state, news=news, run=call.run, outbox=outbox)  # type: ignore[arg-type]
@@ -664,7 +664,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
 
     async def _settle(
         self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel], run: str
-    ) -> Settled:
+    ) -> CompletionResult:
         """Commit one part of the outcomes in one transaction.
 
         Refuses before anything is written if this server restarted since it took links of these pages for its other
@@ -675,16 +675,16 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         closes = any(note.close is not None for note in notes)
         lock = "whole" if closes else "share" if any(outcome.links for outcome in outcomes) else ""
 
-        async def work(call: Transaction) -> Settled:
+        async def work(call: Transaction) -> CompletionResult:
             if run and run != call.db.server_run:
                 raise Unavailable(f"{call.db.server} was started again since it took the links of these pages")
             if run and call.is_leaving:
                 raise Leaving(f"shard {self.shard} of job {self._job!r} may move from {call.db.server}")
-            settling = Settling(call, self._admission, whole=lock == "whole")
+            settling = Completion(call, self._admission, whole=lock == "whole")
             await settling.settle(outcomes, notes, self._pages)
             await put(call, parcels)
             await call.flush()
-            return Settled(settling.accepted, settling.stale, settling.repeated, call.run, call.parcels)
+            return CompletionResult(settling.accepted, settling.stale, settling.repeated, call.run, call.parcels)
 
         spoken: list[Outcome | SiteNote] = [*outcomes, *notes]
         ahead = [
@@ -693,7 +693,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         ]
         try:
             return await self._call(work, lock=lock, rings=True, ahead=ahead)
-        except NeedsWhole:
+        except NeedsWholeLock:
             lock = "whole"
             return await self._call(work, lock=lock, rings=True, ahead=ahead)
 
@@ -722,7 +722,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             for held in await call.load("leases_of_worker", worker):
                 if held.site in call.sites:
                     site, _ = call.lane_of(held)
-                    await call.lapse(held, rests_from=call.now + site.rest, blamed=blamed)
+                    await call.take_back(held, rests_from=call.now + site.rest, blamed=blamed)
                     gone += 1
             await call.flush()
             return gone

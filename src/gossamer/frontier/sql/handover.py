@@ -119,7 +119,7 @@ async def decide(source: Database, target: Database, job: str, shard: int, moved
     only if its row is still as the caller has seen it. Raises `Unavailable` if the target does not answer or somebody
     else has decided meanwhile: then the caller looks again."""
     try:
-        there = await target.run(lambda db: _close_door(db, job, shard, moved))
+        there = await target.run(lambda db: _close_target(db, job, shard, moved))
     except JobMissing:
         # No tables at all.
         there = False
@@ -142,7 +142,7 @@ async def decide(source: Database, target: Database, job: str, shard: int, moved
     return there
 
 
-async def _close_door(db: Dialect, job: str, shard: int, moved: Moved) -> bool:
+async def _close_target(db: Dialect, job: str, shard: int, moved: Moved) -> bool:
     """Whether the target has the shard, or had it and passed it on; if not, a copy on its way can never be opened."""
     for row, _, _ in await db.fetch("shard_phase", digest(job), shard):
         db.shard = int(row)

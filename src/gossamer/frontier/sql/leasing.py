@@ -16,7 +16,7 @@ answer is lost, the lease expires.
 
 A site that turned out to be empty is not put to sleep here. Other workers may be adding to it in transactions that this
 one cannot see, and a site asleep with requests in its queue would never come up. So the site is written with a
-`ready_at` one second ahead, and the worker calls `lull` now and then, which keeps all who add out for a moment.
+`ready_at` one second ahead, and the worker calls `put_to_sleep` now and then, which keeps all who add out for a moment.
 
 After the store restarts it may lack leases whose holders are still fetching. Until `rest_until`, when the longest
 possible lease has ended, each lane rests once (P5)."""
@@ -72,7 +72,7 @@ class Leasing:
         self._busy = False
         self.leases: list[tuple[SqlSite, HeldLane, list[QueueRow]]] = []
         self.empty: set[int] = set()
-        """Sites at which nothing was found; the caller puts them to sleep with `lull`."""
+        """Sites at which nothing was found; the caller puts them to sleep with `put_to_sleep`."""
         self._refused: set[int] = set()
         self._over: list[SqlSite] = []
         """Sites over their quota: they get what the others leave."""
@@ -87,7 +87,7 @@ class Leasing:
         ready. It ends when a round brings no new site."""
         call = self.call
         if call.room <= 0:
-            await self._take_back()
+            await self._expire_all()
         self._left = call.room
         self._busy = not self._suspects
         passed: set[int] = set()
@@ -103,7 +103,7 @@ class Leasing:
             if not fresh and not over:
                 break
             self._over += over
-            await self._lapse([*fresh, *over])
+            await self._expire([*fresh, *over])
             self._busy = self._busy or (call.total("suspects") > 0 and await self._has_suspect())
             await self._serve(fresh, limit)
         if not over_quota:
@@ -122,7 +122,7 @@ class Leasing:
             rows += await call.db.fetch("take_ready", region, call.now, most) if some is None else some
         return sorted(rows, key=_READY_AT)
 
-    async def _take_back(self) -> None:
+    async def _expire_all(self) -> None:
         """Expire ended leases of all sites, because nothing is left of the page limit.
 
         What is missing to the limit is leased. Without room no site would be looked at, so leases of dead workers
@@ -132,13 +132,13 @@ class Leasing:
         await call.lock((held.site for held in over), skip=True)
         for held in over:
             if held.site in call.sites and call.sites[held.site].ready(call.lane_of(held)[1]) <= call.now:
-                await call.lapse(held, rests_from=call.now)
+                await call.take_back(held, rests_from=call.now)
 
     async def _has_suspect(self) -> bool:
         # An ended lease counts until its lane is taken back: this worker may still be handling the request.
         return any(held.suspect for held in await self.call.load("leases_of_worker", self._worker))
 
-    async def _lapse(self, sites: Sequence[SqlSite]) -> None:
+    async def _expire(self, sites: Sequence[SqlSite]) -> None:
         """Expire ended leases at these sites, and load the others, whose requests must not be leased again (P2).
 
         A lease keeps its requests in the queue, so knowing every batch of a site is what keeps keys apart."""
@@ -149,8 +149,8 @@ class Leasing:
         for held in await call.load("leases_of_sites", leased):
             site, lane = call.lane_of(held)
             if lane.token == held.token and site.ready(lane) <= call.now:
-                await call.lapse(held, rests_from=call.now)
-        await call.settle_rows()
+                await call.take_back(held, rests_from=call.now)
+        await call.write_rows()
 
     def _free_lanes(self, site: SqlSite) -> list[SqlLane]:
         """The lanes that can be leased now. After a restart of the store, each lane first rests once."""
@@ -301,7 +301,7 @@ class Leasing:
         return (first - call.now) / MICRO if first > call.now else _LOCKED_WAIT if not self.leases else 0.0
 
 
-async def lull(call: Transaction, numbers: Iterable[int]) -> bool:
+async def put_to_sleep(call: Transaction, numbers: Iterable[int]) -> bool:
     """Put sites to sleep at which nothing is due, and close those whose budget is spent; whether one was closed.
 
     The caller has the `whole` lock: nobody is adding requests, so an empty queue is really empty. The queues are read
@@ -367,4 +367,4 @@ def _standing(row: QueueRow) -> tuple[int, int, int, int]:
     return (row.place, row.standing, row.age, row.id)
 
 
-__all__ = ["Leasing", "in_hand", "lull"]
+__all__ = ["Leasing", "in_hand", "put_to_sleep"]

@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from typing import Any, NamedTuple, TypeVar
 
 from gossamer.errors import ConfigError, FrontierError, JobMissing, Unavailable
-from gossamer.frontier.outbox import outlive
+from gossamer.frontier.outbox import wait_for_stable_run
 from gossamer.frontier.placement import placement
 from gossamer.frontier.sql.database import ROWS, Database, Dialect, digest
 from gossamer.frontier.sql.handover import (
@@ -127,7 +127,7 @@ class _Mover:
                 except _Overtaken:
                     # Another mover was faster; `settle` looks at the shard again.
                     continue
-        await self._outlive(tickets.values())
+        await self._wait_for_stable_run(tickets.values())
         self._durable |= tickets.keys()
 
     async def settle(self, shard: int, wanted: str) -> SqlShardMove:
@@ -165,11 +165,11 @@ class _Mover:
         and it is moved again. The placement is written last, because from then on workers look only there."""
         while True:
             kept = [(shard, place) for shard in range(len(places)) for place in await self._kept(shard)]
-            await self._outlive(place.where.target for _, place in kept)
+            await self._wait_for_stable_run(place.where.target for _, place in kept)
             for shard, place in kept:
                 try:
                     if await self._is_there(shard, place.where):
-                        await self._bury(place)
+                        await self._delete_source(place)
                     else:
                         await self._decide(shard, place)
                 except _Overtaken:
@@ -191,8 +191,10 @@ class _Mover:
     def _at(self, place: _Place) -> Database:
         return self._databases.at(place.name).at(place.row)
 
-    async def _outlive(self, names: Iterable[str]) -> None:
-        await asyncio.gather(*(outlive(self._run_of(name), self._forget_seconds) for name in dict.fromkeys(names)))
+    async def _wait_for_stable_run(self, names: Iterable[str]) -> None:
+        await asyncio.gather(
+            *(wait_for_stable_run(self._run_of(name), self._forget_seconds) for name in dict.fromkeys(names))
+        )
 
     def _run_of(self, name: str) -> Callable[[], Awaitable[str]]:
         async def ask(db: Dialect) -> str:
@@ -289,7 +291,7 @@ class _Mover:
             return 0
         ticket = await self._announce(place, target)
         if ticket not in self._durable:
-            await self._outlive([place.name])
+            await self._wait_for_stable_run([place.name])
             self._durable.add(ticket)
         where = ShardLocation(place.where.generation, target, run, ticket)
         await self._prepare(shard, where)
@@ -366,7 +368,7 @@ class _Mover:
             after = tuple(some[-1][:width])
             copied += len(some)
 
-    async def _bury(self, place: _Place) -> None:
+    async def _delete_source(self, place: _Place) -> None:
         # The phase first: from then on nobody takes the shard back here, however many rows are left.
         source = self._at(place)
         await _set(source, (KEPT,), place.where, GONE, place.where)

@@ -454,7 +454,7 @@ class PostgresDialect:
 
     async def watch(self, seen: int) -> bool:
         for channel in {f"gossamer_{self.shard}", "gossamer_inbox"} - self._listens:
-            await self._open.add_listener(channel, self._heard)
+            await self._open.add_listener(channel, self._on_notify)
             self._listens.add(channel)
         self._news.setdefault(self.shard, asyncio.Event()).clear()
         await self.fetch("wait", _LONGEST_WAIT_MICRO)
@@ -466,7 +466,7 @@ class PostgresDialect:
         await self._news[shard].wait()
         return True
 
-    def _heard(self, _connection: Any, _process: Any, channel: str, _text: Any) -> None:
+    def _on_notify(self, _connection: Any, _process: Any, channel: str, _text: Any) -> None:
         for shard, news in self._news.items():
             if channel in (f"gossamer_{shard}", "gossamer_inbox"):
                 news.set()

@@ -41,7 +41,7 @@ import msgspec
 
 from gossamer.errors import FrontierError, JobMissing
 from gossamer.frontier import policy
-from gossamer.frontier.packing import expand, squeeze
+from gossamer.frontier.packing import expand, shorten_url
 from gossamer.frontier.sql.database import Dialect, connection_run
 from gossamer.frontier.sql.handover import ANNOUNCED, Moved, ShardLocation
 from gossamer.model import Request
@@ -250,8 +250,8 @@ def rows_of(
         url, name, priority, depth, hops = request.url, request.site, request.priority, request.depth, request.hops
         age += 1
         end = len(name) + 8
-        # The usual case of `squeeze`, inlined at twice its speed.
-        short = url[end:] if url[end : end + 1] == "/" and url[:end] == "https://" + name else squeeze(url, name)
+        # The usual case of `shorten_url`, inlined at twice its speed.
+        short = url[end:] if url[end : end + 1] == "/" and url[:end] == "https://" + name else shorten_url(url, name)
         hidden = ""
         if "\0" in short:
             short, hidden = "=" + url.replace("\0", "\ufffd"), url
@@ -267,7 +267,7 @@ def rows_of(
         elif not referrer:
             extra = None
         elif referrer.find(name, 7, end) >= 0:
-            extra = _encode_row((squeeze(referrer, name),))
+            extra = _encode_row((shorten_url(referrer, name),))
         else:
             extra = foreign.get(referrer)
             if extra is None:
@@ -286,7 +286,7 @@ def is_changed(rows: Iterable[Sequence[Any]]) -> bool:
 
 def _extra(request: Request, referrer: str, url: str) -> bytes | None:
     """The rare fields of a request, packed without trailing defaults; None if it has none."""
-    origin = squeeze(referrer, request.site) if referrer else ""
+    origin = shorten_url(referrer, request.site) if referrer else ""
     short = (origin, request.hops, request.state)
     if request.label or request.meta or request.method != "GET" or request.headers or request.body or url:
         return _encode_row((*short, request.label, request.meta, request.method, request.headers, request.body, url))
@@ -334,7 +334,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int]]).decode
 
 
-class NeedsWhole(Exception):
+class NeedsWholeLock(Exception):
     """The call turns out to need the `whole` lock: undo it and repeat it with that lock.
 
     It cannot take the lock in the middle: two calls that share it would wait for each other."""
@@ -549,7 +549,7 @@ class Transaction:
         self.count("held", -1)
         self.count("news")
 
-    async def lapse(self, held: HeldLane, *, rests_from: int, blamed: Sequence[int] | None = None) -> None:
+    async def take_back(self, held: HeldLane, *, rests_from: int, blamed: Sequence[int] | None = None) -> None:
         """End the lease of a dead holder, and count the loss against all its requests or the `blamed` ones (P10).
 
         At two losses a request becomes a suspect, which is leased alone; at `max_deliveries` it is parked. The lane
@@ -578,7 +578,7 @@ class Transaction:
         Leased requests stay until their lease ends. Pending rows are written first, so that they are closed too."""
         keep = [key for held in await self.load("leases_of_sites", [site.id]) for key in held.batch]
         status = closed_status(reason)
-        await self.settle_rows()
+        await self.write_rows()
         for place, again, number in await self.db.close_site(site.id, keep, status, self.now):
             number = int(number)
             if again in REVISITS:
@@ -593,7 +593,7 @@ class Transaction:
         self.touched.add(site.id)
         await self.db.fetch("count_lull")
 
-    async def must_be_whole(self) -> None:
+    async def check_not_damaged(self) -> None:
         """Raise if requests are counted as queued and no site is awake to lease them: somebody has deleted rows."""
         if self.total("held") == 0 and self.total("queued") > 0:
             (row,) = await self.db.fetch("any_ready")
@@ -603,7 +603,7 @@ class Transaction:
                     hint="did something else write to its tables?",
                 )
 
-    async def settle_rows(self) -> None:
+    async def write_rows(self) -> None:
         """Write the pending changes of the queue: rows that are dropped, queued again with a time, or finished."""
         if self.dropped:
             await self.db.bulk("drop_rows", self.dropped)
@@ -621,7 +621,7 @@ class Transaction:
         Last come the counters, whose rows are locked until the commit: other workers of the stripe wait for them. The
         same statement doubles `frozen`, which fails while the shard is being moved and undoes the whole call: so a
         transaction that began before the shard was frozen cannot commit after that."""
-        await self.settle_rows()
+        await self.write_rows()
         sites = []
         for number in sorted(self.touched):
             site = self.sites[number]
