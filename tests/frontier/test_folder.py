@@ -666,7 +666,7 @@ def test_the_regions_of_a_job_stay_as_they_were(tmp_path: Path) -> None:
         url = f"folder:{tmp_path}"
         others: list[dict[str, tuple[str, ...]]] = [{}, {"eu": ("*.eu", "*.fr")}, {"eu": ("*.eu",), "us": ("*",)}]
         for other in others:
-            with pytest.raises(ConfigError, match="stay as they were"):
+            with pytest.raises(ConfigError, match="cannot change the regions"):
                 await open_folder(url, JOB, Settings(regions=other))
         with pytest.raises(ConfigError, match="the rules give them"):
             await open_folder(url, "another", Settings(region_by="auto"))
@@ -830,7 +830,7 @@ def test_a_repair_takes_no_shard_of_a_living_worker(tmp_path: Path) -> None:
             repairing = asyncio.create_task(repairer.requeue_lost(lambda key: False))
             while not repairing.done():
                 await living.owner.renew()
-            with pytest.raises(Held, match="other workers are at work"):
+            with pytest.raises(Held, match="other workers are running"):
                 await repairing
         await living.aclose()
         assert (await repairer.requeue_lost(lambda key: False)).queued == 1

@@ -205,10 +205,10 @@ SENDER = """
 import sys
 import tempfile
 from pathlib import Path
-from gossamer.frontier.folder.links import Post
+from gossamer.frontier.folder.links import Inbox
 from gossamer.frontier.folder.files import SharedFolder
 from gossamer.model import Request
-post = Post(SharedFolder(Path(sys.argv[1])))
+post = Inbox(SharedFolder(Path(sys.argv[1])))
 print("up", flush=True)
 number = int(sys.argv[2])
 while True:

@@ -1,7 +1,7 @@
 """The frontier of one shard in a database, its control, and its share of the page limit.
 
 Each method of the frontier is one transaction: it opens a `Transaction`, works, and flushes. The rules are in the
-modules that it calls: `leasing` for lease and put_to_sleep, `completion` for complete and add, `transaction` for rows, locks,
+modules that it calls: `leasing` for lease and sleep, `completion` for complete and add, `transaction` for rows, locks,
 and time. This module decides which lock each call takes, repeats calls, and follows a shard that moves.
 
 | call | lock | why |
