@@ -29,7 +29,7 @@ from gossamer.settings import Settings
 DAY = 86_400.0
 
 
-def test_a_dark_host_with_ten_thousand_urls_harms_nobody() -> None:
+def test_an_unreachable_host_with_ten_thousand_urls_delays_no_other_site() -> None:
     """F59: the others keep their rate; the dark one is asked a few times, ever more rarely, and given up."""
 
     def script(host: str, path: str, at: float) -> Reply:
@@ -49,7 +49,7 @@ def test_a_dark_host_with_ten_thousand_urls_harms_nobody() -> None:
     assert (done.counts.failed, done.counts.finished) == (10_000, True)
 
 
-def test_pages_on_which_a_server_hangs_up_do_not_hold_the_others() -> None:
+def test_pages_that_close_the_connection_do_not_hold_the_site() -> None:
     """A server that hangs up on every page is left alone, as one that does not answer at all."""
 
     def script(host: str, path: str, at: float) -> Reply:
@@ -68,7 +68,7 @@ def test_pages_on_which_a_server_hangs_up_do_not_hold_the_others() -> None:
     assert [wait > 60 for wait in waits] == [False, True, True, True, True]
 
 
-def test_a_dark_host_is_asked_once_a_day_in_a_continuous_crawl_and_comes_back() -> None:
+def test_an_unreachable_host_is_retried_daily_in_a_continuous_crawl() -> None:
     def script(host: str, path: str, at: float) -> Reply:
         return TimedOut("dark") if host == "dark.test" and 100 < at < 10 * DAY else None
 
@@ -81,7 +81,7 @@ def test_a_dark_host_is_asked_once_a_day_in_a_continuous_crawl_and_comes_back() 
     assert done.counts.failed < 10
 
 
-def test_what_a_kept_connection_took_along_is_asked_for_again_one_delay_later() -> None:
+def test_a_request_lost_with_a_kept_alive_connection_is_retried_after_the_delay() -> None:
     """The server may have seen it: the delay holds in its log."""
     asked: Counter[str] = Counter()
 
@@ -101,7 +101,7 @@ def test_the_delay_is_counted_from_the_answer() -> None:
     assert min(after - before for before, after in pairwise(stage.times("slow.test"))) > 11.99
 
 
-def test_a_robots_txt_that_cannot_be_had_is_asked_for_again_as_other_pages_are() -> None:
+def test_a_failed_robots_txt_is_retried_with_the_back_off_of_pages() -> None:
     async def fetch(request: Request) -> Response:
         raise TimedOut("dark")
 
@@ -112,7 +112,7 @@ def test_a_robots_txt_that_cannot_be_had_is_asked_for_again_as_other_pages_are()
     assert all(5 * 2**number <= wait <= 5.5 * 2**number for number, wait in enumerate(waits))
 
 
-def test_a_name_that_does_not_exist_is_no_fault_of_a_robots_txt_unless_another_led_there() -> None:
+def test_an_unknown_host_does_not_fail_robots_txt_unless_a_redirect_led_there() -> None:
     async def fetch(request: Request) -> Response:
         if request.url == "http://b.test/robots.txt":
             return Response(url=request.url, status=302, headers=(("location", "http://nowhere.test/"),), body=b"")
@@ -141,7 +141,7 @@ def test_five_redirects_of_a_robots_txt_are_followed_and_no_more(redirects: int,
 
 
 @pytest.mark.parametrize("later", [b"User-agent: *\nCrawl-delay: 5\n", b"", 404])
-def test_a_crawl_delay_that_is_shortened_or_gone_holds_no_longer(later: Reply) -> None:
+def test_a_shortened_or_removed_crawl_delay_takes_effect(later: Reply) -> None:
     def script(host: str, path: str, at: float) -> Reply:
         if path == "/robots.txt":
             return b"User-agent: *\nCrawl-delay: 50\n" if at < 250 else later
@@ -211,7 +211,7 @@ def test_retry_after_of_a_robots_txt_is_obeyed_too(status: int, value: str, wait
     assert (done.counts.done, done.counts.failed) == (10, 0)
 
 
-def test_faults_double_the_wait_and_are_forgiven_after_a_quiet_time() -> None:
+def test_failures_double_the_back_off_until_a_quiet_time_resets_it() -> None:
     """Answers in between do not forgive; half an hour without a fault does."""
     faults: list[float] = []
 
@@ -233,7 +233,7 @@ def test_faults_double_the_wait_and_are_forgiven_after_a_quiet_time() -> None:
 
 
 @pytest.mark.parametrize("fault", [500, ProtocolBroken("cut off")])
-def test_a_page_that_fails_is_tried_again_and_its_site_goes_on(fault: int | FetchError) -> None:
+def test_a_failed_page_is_retried_while_its_site_goes_on(fault: int | FetchError) -> None:
     def script(host: str, path: str, at: float) -> Reply:
         return fault if path == "/3" else None
 
@@ -250,7 +250,7 @@ SITES = {f"s{number}.test": 30 for number in range(12)}
 
 
 @pytest.mark.parametrize("seconds", [60.0, 3 * 3600.0])
-def test_a_worker_cut_from_the_web_loses_nothing(seconds: float) -> None:
+def test_a_worker_without_network_loses_nothing(seconds: float) -> None:
     """F53: what cannot be reached because nothing can is kept for later, and no site is charged with it."""
 
     def script(host: str, path: str, at: float) -> Reply:
@@ -264,7 +264,7 @@ def test_a_worker_cut_from_the_web_loses_nothing(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("robots", [False, True])
-def test_sites_that_were_never_there_do_not_trip_the_breaker(robots: bool) -> None:
+def test_sites_never_reached_do_not_open_the_circuit_breaker(robots: bool) -> None:
     """Nor when they are asked again: a note that their robots.txt could not be had does not show that they were."""
 
     def script(host: str, path: str, at: float) -> Reply:
@@ -277,7 +277,7 @@ def test_sites_that_were_never_there_do_not_trip_the_breaker(robots: bool) -> No
     assert max(asked.at for asked in stage.asked) < 86_400
 
 
-def test_a_name_that_nobody_could_look_up_is_asked_again() -> None:
+def test_a_failed_dns_lookup_is_retried() -> None:
     """F54: SERVFAIL and timeouts pass."""
 
     def script(host: str, path: str, at: float) -> Reply:
@@ -294,7 +294,7 @@ def test_a_name_that_does_not_exist_is_final_at_once() -> None:
     assert stage.asked == [], "its robots.txt was asked for, once"
 
 
-def test_a_name_that_is_gone_is_asked_for_once_more() -> None:
+def test_a_known_host_that_no_longer_resolves_is_retried_once() -> None:
     """F54: NXDOMAIN of a host that was there may be a fault of its name servers; the second time it is believed."""
 
     def script(host: str, path: str, at: float) -> Reply:
@@ -310,7 +310,7 @@ def test_a_name_that_is_gone_is_asked_for_once_more() -> None:
     assert done.counts.done == 20 + len(stage.times("gone.test")) - 2
 
 
-def test_f53_a_broken_answer_shows_that_the_network_is_there() -> None:
+def test_f53_a_broken_response_closes_the_circuit_breaker() -> None:
     """F53: the breaker opens when all that was there is dark, and closes with the first answer, be it a bad one."""
     breaker = Breaker(ManualClock())
     for number in range(20):
@@ -324,7 +324,7 @@ def test_f53_a_broken_answer_shows_that_the_network_is_there() -> None:
 
 
 @pytest.mark.parametrize("headers", [(), (("location", ""),), (("location", "http://["),), (("set-cookie", "a=b"),)])
-def test_a_redirect_of_a_robots_txt_that_leads_nowhere_is_asked_for_once(headers: tuple[tuple[str, str], ...]) -> None:
+def test_a_robots_txt_redirect_without_a_location_is_fetched_once(headers: tuple[tuple[str, str], ...]) -> None:
     asked: list[str] = []
 
     async def fetch(request: Request) -> Response:

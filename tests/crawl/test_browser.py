@@ -302,7 +302,7 @@ asyncio.run(main())
     os.close(watched)
 
 
-def test_what_decides_is_words_and_links() -> None:
+def test_words_and_links_decide_whether_a_page_needs_the_browser() -> None:
     words = b"<p>" + b"word " * 200
     links = b"".join(b'<a href="/%d">x</a>' % n for n in range(9))
     hidden = b"<script>" + b"var x; " * 500 + b"</script><style>a b c</style>"
@@ -313,7 +313,7 @@ def test_what_decides_is_words_and_links() -> None:
     assert "0 words and 0 links by HTTP, 200 and 0 by browser" in compare(b"", words)[1]
 
 
-def test_a_site_that_needs_scripts_is_found_out_and_remembered(tmp_path: Path) -> None:
+def test_a_site_that_needs_scripts_is_detected_and_stored(tmp_path: Path) -> None:
     with RawWeb() as web:
         app = "<div id=app></div><script src=/app.js></script>"
         for path in ("/", *(f"/{n}" for n in range(1, 6))):

@@ -86,7 +86,7 @@ def test_visits_follow_the_table() -> None:
     assert not crawl.summary.counts.finished
 
 
-def test_a_page_that_is_gone_fades_out() -> None:
+def test_a_page_that_is_gone_is_visited_ever_less_and_dropped() -> None:
     crawl = Week12(None, pages=3, answers=dead("/p1", status=410)).run(max_seconds=60 * WEEK, gone_visits=5)
     assert crawl.weeks("/p1") == [0, 2, 6, 14, 22], "then it is dropped"
     assert crawl.summary.counts.revisits == 2 * 4 - 2

@@ -36,7 +36,7 @@ def links(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_links_beyond_the_limit_are_told_wherever_people_ask(tmp_path: Path, workers: str) -> None:
+def test_links_beyond_the_limit_show_in_every_report(tmp_path: Path, workers: str) -> None:
     folder = tmp_path / "job"
     sinks = [word for name in SINKS for word in ("--sink", name)]
     with RawWeb() as web:
@@ -86,7 +86,7 @@ def read(folder: Path, sink: str, url: str) -> PageRow:
     return next(StoredJob.of(apart).need("rows").rows(Search(url=url)))
 
 
-def test_a_whole_crawl_says_nothing_of_cuts(tmp_path: Path) -> None:
+def test_a_crawl_without_truncated_pages_reports_none(tmp_path: Path) -> None:
     with RawWeb() as web:
         web.answers = {"/": links(3), **{f"/{number}": page() for number in range(3)}}
         done = crawl(web, tmp_path / "job")
@@ -107,7 +107,7 @@ def test_a_replayed_page_stays_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["folder", "redis"])
-def test_a_fleet_tells_of_its_cut_pages(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
+def test_a_fleet_reports_its_truncated_pages(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
     frontier, job = f"folder:{tmp_path}/share?shards=2", f"links-{uuid4().hex[:8]}"
     if place == "redis":
         frontier = request.getfixturevalue("redis_server").url

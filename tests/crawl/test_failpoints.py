@@ -231,7 +231,7 @@ def test_f14_with_little_memory_pages_fail_or_the_process_dies_but_nothing_is_lo
     assert (found["/small"]["status"], found["/small"]["title"]) == (200, "small")
 
 
-def test_a_file_that_lost_its_end_stops_the_crawl_with_words(tmp_path: Path) -> None:
+def test_a_shortened_output_file_stops_the_crawl_with_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=1, pages_per_site=5, page_bytes=2000) as web:
         assert crawl(folder, web, "--delay", "0", "--max-pages", "3").returncode == 0

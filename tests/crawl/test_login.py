@@ -120,7 +120,7 @@ def test_a_secret_is_not_posted_again_somewhere_else() -> None:
     assert (after.method, after.body, after.headers) == ("GET", b"", {"x": "y"})
 
 
-def test_what_a_log_in_brought_goes_along_to_other_hosts_of_the_domain() -> None:
+def test_login_cookies_reach_other_hosts_of_the_domain() -> None:
     """Whichever worker has them: with every redirect, and with the link that goes there first."""
     clock = ManualClock()
     jar = CookieJar(clock)
@@ -151,7 +151,7 @@ def test_what_a_log_in_brought_goes_along_to_other_hosts_of_the_domain() -> None
     assert not [link for link in SiteCookies(apart, lease("login.shop.test")).attach(links, always=True) if link.meta]
 
 
-def test_a_worker_that_has_not_heard_of_a_log_in_does_not_undo_it() -> None:
+def test_a_worker_without_the_login_does_not_overwrite_its_cookies() -> None:
     """Two lanes of a site, two workers: one logs in, the other, leased before, gets a cookie of its own meanwhile."""
     clock = ManualClock()
     memo: dict[str, Any] = {}

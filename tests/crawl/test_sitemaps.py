@@ -97,7 +97,7 @@ def test_a_path_in_a_sitemap_line_is_one_of_the_same_origin(web: RawWeb) -> None
     assert sorted(asked(web)) == ["a.test/", "a.test/deep/s.xml", "a.test/one"]
 
 
-def test_where_robots_names_none_the_usual_place_is_tried_and_may_be_empty(web: RawWeb, tmp_path: Path) -> None:
+def test_without_a_sitemap_in_robots_txt_the_default_location_is_tried(web: RawWeb, tmp_path: Path) -> None:
     web.answers = {"/": page(), "/one": page()}
     web.answers[f"b.test:{web.port}/sitemap.xml"] = reply(urlset(f"http://b.test:{web.port}/one"))
     summary = go(web, "a.test", "b.test", folder=tmp_path / "job")
@@ -108,7 +108,7 @@ def test_where_robots_names_none_the_usual_place_is_tried_and_may_be_empty(web: 
 
 
 @pytest.mark.parametrize("usual", [None, reply("<!doctype html><p>no such page"), redirect("/nowhere")])
-def test_an_index_is_looked_for_where_the_usual_sitemap_is_not(web: RawWeb, usual: bytes | None) -> None:
+def test_the_sitemap_index_is_tried_if_the_default_sitemap_is_missing(web: RawWeb, usual: bytes | None) -> None:
     web.answers = {"/": page(), "/one": page()}
     if usual:
         web.answers["/sitemap.xml"] = usual
@@ -282,7 +282,7 @@ class Recorder:
         return await self._frontier.complete([result.outcome for result in results], notes=notes)
 
 
-def test_what_a_sitemap_lists_is_kept_before_the_sitemap_is_settled() -> None:
+def test_pages_of_a_sitemap_are_added_before_its_outcome() -> None:
     """Otherwise a kill between the two would lose the pages."""
 
     async def put() -> list[str]:
@@ -300,7 +300,7 @@ def test_what_a_sitemap_lists_is_kept_before_the_sitemap_is_settled() -> None:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_what_a_store_may_have_forgotten_of_a_sitemap_is_added_again(forgets: bool) -> None:
+def test_sitemap_pages_that_a_store_may_have_lost_are_added_again(forgets: bool) -> None:
     """It is added before the sitemap is settled, so a store can forget the one and keep the other."""
 
     class InAnotherLife(Recorder):
@@ -396,7 +396,7 @@ def test_a_page_that_its_sitemap_says_has_changed_is_visited_the_next_day(tmp_pa
 
 
 @pytest.mark.parametrize("claim", ["now", "tomorrow", "never"])
-def test_a_sitemap_that_lies_gets_no_more_visits_than_the_table(claim: str) -> None:
+def test_wrong_sitemap_dates_cause_no_more_visits_than_the_table(claim: str) -> None:
     """Pages that never change, whose sitemap says that all have: soon it is believed no more."""
     ahead = {"now": -1.0, "tomorrow": 20 * DAY, "never": -1e9}[claim]
     web = weeks(lambda _, url, now: now + ahead, days_per_change=lambda page: 1e6)
@@ -408,7 +408,7 @@ def test_a_sitemap_that_lies_gets_no_more_visits_than_the_table(claim: str) -> N
         assert visits == [21] * 4
 
 
-def test_a_sitemap_that_tells_the_truth_keeps_copies_fresher() -> None:
+def test_correct_sitemap_dates_keep_copies_fresher() -> None:
     silent = weeks(lambda web, url, now: -WEEK, days_per_change=lambda page: 10.0)
     honest = weeks(truth, days_per_change=lambda page: 10.0)
     without, fresh = (web.freshness(WEEK, 6 * WEEK - DAY) for web in (silent, honest))

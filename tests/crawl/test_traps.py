@@ -114,7 +114,7 @@ async def _stroll(folder: Path | None, clock: LoopClock, *, copies: bool, **sett
     return web, done
 
 
-def test_a_path_of_copies_sleeps_and_says_why(tmp_path: Path) -> None:
+def test_a_path_of_near_duplicates_is_paused_with_evidence(tmp_path: Path) -> None:
     """H44."""
     web, done = run(_stroll(tmp_path / "job", LoopClock(), copies=True))
     shelves = [path for path in web.asked if path.startswith("/shelf/")]
@@ -162,7 +162,7 @@ async def _filtered(folder: Path | None, clock: LoopClock, *, fruitful: bool, **
 
 
 @pytest.mark.parametrize("strategy", ["bfs", "dfs", "random"])
-def test_filters_without_end_sleep_and_say_why(tmp_path: Path, strategy: str) -> None:
+def test_endless_query_filters_are_paused_with_evidence(tmp_path: Path, strategy: str) -> None:
     """H41: each set of filters is a path prefix of its own, and their pages differ in what they list."""
     web = run(_filtered(tmp_path / "job", LoopClock(), fruitful=False, strategy=strategy))
     found = Counter(path.partition("?")[0] for path in web.asked)
@@ -205,7 +205,7 @@ def _after_queries(queries: Iterable[str], places: dict[str, Any], path: str = "
     return places
 
 
-def test_of_a_path_with_many_uses_only_what_the_row_has_in_common_sleeps() -> None:
+def test_only_queries_with_the_common_features_are_paused() -> None:
     rows = [f"do=events&{more}" for more in ("y=1", "y=1&m=2", "m=2&y=1", "y=2&m=3", "d=1&y=2", "y=4&d=1")]
     memo = {"queries.0": _after_queries(rows, {})}
     asleep = {
@@ -222,7 +222,7 @@ def test_of_a_path_with_many_uses_only_what_the_row_has_in_common_sleeps() -> No
     assert traps.combination_evidence(both, "/index.php?id=7", now=2.0) is None
 
 
-def test_pages_that_are_counted_do_not_sleep_and_cost_the_memo_nothing() -> None:
+def test_pagination_is_not_paused_and_adds_nothing_to_the_memo() -> None:
     places = _after_queries((f"page={number}" for number in range(50)), {})
     assert not traps.combination_evidence({"queries.0": places}, "/index.php?page=51", now=2.0)
     assert _after_queries((f"page={number}" for number in range(50, 99)), places) == places

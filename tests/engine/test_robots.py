@@ -119,7 +119,7 @@ def test_a_robot_is_called_by_its_own_name(agent: str, token: str) -> None:
         ("My2bot", "My2botnet", False),
     ],
 )
-def test_digits_tell_robots_apart(agent: str, line: str, is_ours: bool) -> None:
+def test_digits_distinguish_robot_names(agent: str, line: str, is_ours: bool) -> None:
     assert bool(parse(f"User-agent: {line}\nDisallow: /".encode(), agent).text) is is_ours
 
 
@@ -176,7 +176,7 @@ def test_pattern_matches(pattern: str, path: str, matches: bool) -> None:
     assert allowed(f"User-agent: *\nDisallow: {pattern}", path) is not matches
 
 
-def test_where_readings_of_escapes_differ_the_stricter_one_holds() -> None:
+def test_the_stricter_reading_of_an_escape_wins() -> None:
     assert not allowed("User-agent: *\nDisallow: /\nAllow: /%62az", "/baz")
     assert allowed("User-agent: *\nDisallow: /\nAllow: /%62az", "/%62az")
 
@@ -189,7 +189,7 @@ def test_what_is_the_same_in_the_standard_is_allowed_too(rule: str, path: str) -
     assert allowed(f"User-agent: *\nDisallow: /\nAllow: {rule}", path)
 
 
-def test_the_rule_that_is_told_is_the_one_that_decides() -> None:
+def test_the_reported_rule_is_the_one_that_decides() -> None:
     """An escape does not make a rule longer than what it stands for."""
     rules = parse(b"User-agent: *\nDisallow: /%7Ejoe\nAllow: /~joe/", AGENT)
     assert Matcher(rules).allowed("/~joe/")

@@ -32,7 +32,7 @@ def refuse(url: str, page: str = PAGE, depth: int = 1, **settings: Any) -> str |
         ("any", "https://other.example/x", None),
     ],
 )
-def test_scope_says_how_far_links_may_lead(scope: str, url: str, reason: str | None) -> None:
+def test_scope_bounds_the_hosts_of_links(scope: str, url: str, reason: str | None) -> None:
     assert refuse(url, scope=scope) == reason
 
 
@@ -113,7 +113,7 @@ def test_paths_that_repeat_themselves_are_not_followed(path: str, reason: str | 
         ("/", None),
     ],
 )
-def test_what_is_no_page_by_its_name_is_not_followed(path: str, reason: str | None) -> None:
+def test_urls_with_file_extensions_are_not_followed(path: str, reason: str | None) -> None:
     assert refuse("https://shop.example.co.uk" + path) == reason
 
 

@@ -63,14 +63,14 @@ def status(server: RedisServer, job: str) -> dict[str, Any]:
     return asyncio.run(ask())
 
 
-def test_a_job_without_workers_is_warned_of_unless_it_was_stopped() -> None:
+def test_status_warns_of_a_running_job_without_workers() -> None:
     assert find_warnings(Counts(job="running", queued=1), [], [])
     assert find_warnings(Counts(job="stopping", queued=1, leased=1), [], []), "somebody died with what was leased"
     assert not find_warnings(Counts(job="stopping", queued=1), [], [])
     assert not find_warnings(Counts(job="running", finished=True), [], [])
 
 
-def test_status_tells_of_workers_that_work_died_and_left(server: RedisServer, tmp_path: Path) -> None:
+def test_status_shows_workers_that_run_died_and_left(server: RedisServer, tmp_path: Path) -> None:
     with SimWeb(sites=6, pages_per_site=300, page_bytes=2000) as web:
         (tmp_path / "seeds").write_text("\n".join(web.seeds))
         made = gossamer(
@@ -126,7 +126,7 @@ class Counting:
     limit = 64
 
 
-def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(server: RedisServer) -> None:
+def test_a_heartbeat_reports_progress_and_sign_off(server: RedisServer) -> None:
     async def scenario() -> list[Heartbeat]:
         frontier = await create_fleet(server.url, "pulse", Settings())
         engine = Counting()
@@ -153,7 +153,7 @@ def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(
     assert after.pages >= during.pages
 
 
-def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
+def test_heartbeats_continue_after_a_frontier_outage(server: RedisServer) -> None:
     async def scenario(proxy: FaultyProxy) -> None:
         frontier = await create_fleet(server.url_at(proxy.port), "pulse", Settings())
         heart = HeartbeatSender(frontier, Counting(), heartbeat=Heartbeat(worker="w"), clock=SystemClock(), every=0.05)
@@ -177,7 +177,7 @@ def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
         asyncio.run(asyncio.wait_for(scenario(proxy), 90))
 
 
-def test_a_worker_leaves_though_nobody_hears_its_last_pulse() -> None:
+def test_a_worker_exits_even_if_its_last_heartbeat_fails() -> None:
     async def scenario(server: RedisServer) -> None:
         frontier = await create_fleet(server.url, "pulse", Settings())
         async with heartbeats(
@@ -191,7 +191,7 @@ def test_a_worker_leaves_though_nobody_hears_its_last_pulse() -> None:
         asyncio.run(scenario(server))
 
 
-def test_a_worker_whose_pulse_stays_away_is_dead() -> None:
+def test_a_worker_without_heartbeats_counts_as_dead() -> None:
     fresh, old = Heartbeat(worker="a", region="eu"), Heartbeat(worker="b", region="us", silent=LIVE_SECONDS + 1)
     gone = Heartbeat(worker="c", region="asia", left=True)
     assert live_regions([fresh, old, gone, Heartbeat(worker="d")]) == {"eu"}

@@ -93,7 +93,7 @@ def test_pages_of_a_tree_are_not_fetched_again_and_those_it_lacks_are(gossamer: 
     assert fetched(web.log()) == before, "and the same command again finds nothing to do"
 
 
-def test_sites_that_move_and_second_workers_of_a_name_are_refused_with_words(gossamer: Site, web: SimWeb) -> None:
+def test_moving_sites_and_duplicate_worker_names_are_refused(gossamer: Site, web: SimWeb) -> None:
     said = gossamer("submit", *of(web, "shop"), "--region-by", "auto", code=2).stderr
     assert "does not support region_by auto" in said
     gossamer("submit", *of(web, "shop"))
@@ -115,7 +115,7 @@ def test_sites_that_move_and_second_workers_of_a_name_are_refused_with_words(gos
     assert json.loads(gossamer("status", "shop", "--json").stdout)["counts"]["finished"]
 
 
-def test_a_summary_tells_failures_of_this_run_from_those_of_others(gossamer: Site) -> None:
+def test_a_summary_separates_failures_of_this_run_from_others(gossamer: Site) -> None:
     with SimWeb(sites=1, pages_per_site=15, page_bytes=2000, kinds=["errors"]) as web:
         said = gossamer("crawl", *of(web, "shop"), code=3).stderr
         failed = json.loads(gossamer("status", "shop", "--json").stdout)["counts"]["failed"]

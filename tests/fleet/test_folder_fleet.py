@@ -115,7 +115,7 @@ def test_workers_that_share_only_a_folder_fetch_every_page_once_and_politely(fle
     fleet.is_whole_and_polite(repeats=0)
 
 
-def test_killed_workers_lose_nothing_and_their_heirs_are_polite(fleet: Fleet) -> None:
+def test_successors_of_killed_workers_lose_nothing_and_keep_the_delay(fleet: Fleet) -> None:
     chance = random.Random(5)
     for number in range(3):
         fleet.start(number)

@@ -120,7 +120,7 @@ def test_f31_a_fail_over_to_a_replica_that_is_behind_costs_only_fetches(tmp_path
         is_whole(web, folder)
 
 
-def test_a_redis_that_sleeps_is_waited_for(tmp_path: Path) -> None:
+def test_workers_wait_for_a_suspended_redis(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with RedisServer() as server, SimWeb(sites=6, pages_per_site=30, page_bytes=3000) as web:
         process = start(folder, web, "--frontier", server.url, "--delay", str(DELAY), "--workers", "2")

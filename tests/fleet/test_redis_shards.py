@@ -76,7 +76,7 @@ def test_a_further_server_takes_its_share_from_all_and_few_others_move() -> None
     assert 150 <= len(moved) < 170
 
 
-def test_sites_are_spread_evenly_and_for_ever() -> None:
+def test_sites_are_spread_evenly_and_permanently() -> None:
     found = [shard_of(f"{number}.example", 16) for number in range(16_000)]
     assert all(800 < found.count(shard) < 1200 for shard in range(16))
     # Frontiers outlive versions: another result here would lose the sites of every job.

@@ -273,7 +273,7 @@ def test_without_connect_times_a_site_is_judged_by_its_fastest_answer_after_a_fe
     assert placing.after_page() is None, "once for a lease"
 
 
-def test_what_is_known_already_is_not_said_again() -> None:
+def test_unchanged_measurements_write_no_note() -> None:
     memo = {"connect": {"eu": 0.02}, "home": "eu", "moves": 0}
     placing = RegionChooser(lease(memo, requests=1), RegionContext("eu", 60.0, frozenset({"eu", "us"})))
     placing.saw(0.022, "")

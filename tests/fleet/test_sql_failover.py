@@ -63,7 +63,7 @@ def judge(web: ChainWeb, folder: Path, crawl: subprocess.Popen[str], name: str) 
     assert not impolite
 
 
-def test_doctor_says_what_a_fail_over_to_the_standby_would_do(pair: Pair) -> None:
+def test_doctor_reports_the_effect_of_a_fail_over(pair: Pair) -> None:
     async def found(url: str) -> dict[str, Finding]:
         return {one.subject: one async for one in check(url, clock=SystemClock())}
 

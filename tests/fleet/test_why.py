@@ -76,7 +76,7 @@ def rule(story: dict[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in story["rules"] if one["rule"] == name)
 
 
-def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path: Path) -> None:
+def test_why_and_audit_cover_every_url_and_request(place: str, tmp_path: Path) -> None:
     """A crawl with a trap, rules and faults; what the audits list is what the server saw, robots.txt and all."""
     job, folder = f"why-{uuid4().hex[:8]}", tmp_path / "job"
     settings = Settings(
@@ -184,7 +184,7 @@ class Looking:
         return StoredJob.of(self.folder)
 
 
-def test_what_a_url_waits_for_is_told(place: str, tmp_path: Path) -> None:
+def test_why_reports_what_a_url_waits_for(place: str, tmp_path: Path) -> None:
     """Lease, delay, back-off, try, quota; and the evidence of a sleeping path is there for who opens the job next."""
     job = f"waits-{uuid4().hex[:8]}"
     week = 7 * 86_400.0
@@ -325,7 +325,7 @@ def test_the_commands_speak_to_people_and_to_programs(tmp_path: Path, monkeypatc
         assert raised.value.hint
 
 
-def test_a_link_that_was_passed_over_by_wish_is_told_by_its_rule(tmp_path: Path) -> None:
+def test_why_names_the_rule_that_skipped_a_link(tmp_path: Path) -> None:
     pages = {
         "/": "<a href=/quiet>q</a><a rel=nofollow href=/marked>m</a>",
         "/quiet": "<meta name=robots content='noindex, nofollow'><a href=/beyond>b</a>",
@@ -387,7 +387,7 @@ def test_a_running_crawl_is_asked_through_its_owner(tmp_path: Path) -> None:
     assert waiting["site_state"]["queued"] > 0
 
 
-def test_without_a_trail_stored_pages_are_listed_and_it_says_so(tmp_path: Path) -> None:
+def test_without_a_request_log_audit_lists_stored_pages(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=4, page_bytes=1500) as web:
         site = urls.host_port(web.seeds[0])
         settings = Settings(allow_private=True, delay=0.01, trail=False)
@@ -399,7 +399,7 @@ def test_without_a_trail_stored_pages_are_listed_and_it_says_so(tmp_path: Path) 
     assert any("there is no request log" in line for line in audit_lines(audited))
 
 
-def test_a_trail_outlives_kills_and_full_disks(tmp_path: Path) -> None:
+def test_the_request_log_survives_kills_and_full_disks(tmp_path: Path) -> None:
     """A torn line costs nobody else a line, and what the disk did not take is written when it does."""
 
     async def play() -> None:

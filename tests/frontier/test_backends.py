@@ -41,7 +41,7 @@ def test_an_address_names_its_backend(url: str, name: str) -> None:
     ("url", "meant"),
     [("reddis://h:6379", "redis://"), ("postgre://h", "postgres"), ("foldr:/mnt", "folder:/"), ("Redis://h", "redis://")],
 )  # fmt: skip
-def test_a_typo_is_told_what_was_meant(url: str, meant: str) -> None:
+def test_a_mistyped_scheme_gets_a_suggestion(url: str, meant: str) -> None:
     with pytest.raises(ConfigError) as refused:
         backend_of(url)
     assert f"did you mean {meant}" in refused.value.hint
@@ -55,7 +55,7 @@ def test_a_password_in_a_wrong_address_is_hidden() -> None:
     assert "secret" not in f"{refused.value} {refused.value.hint}"
 
 
-def test_what_a_backend_cannot_do_names_those_that_can() -> None:
+def test_an_unsupported_operation_names_the_backends_that_support_it() -> None:
     with pytest.raises(ConfigError, match="only jobs in postgresql or mysql can be compacted"):
         ability("redis://h", Compacts, "compacted")  # type: ignore[type-abstract]
 

@@ -1051,9 +1051,7 @@ def test_a_worker_that_leaves_in_the_middle_of_a_round_keeps_no_shard(tmp_path: 
 
 
 @pytest.mark.parametrize("with_heartbeat", [True, False])
-def test_a_job_that_is_over_is_over_also_if_its_workers_did_not_leave_in_good_order(
-    tmp_path: Path, with_heartbeat: bool
-) -> None:
+def test_a_finished_job_stays_finished_if_its_workers_were_killed(tmp_path: Path, with_heartbeat: bool) -> None:
     async def run(fleet: Fleet) -> None:
         worker = await fleet.hire("one")
         await worker.add(pages(1, 2))

@@ -435,7 +435,7 @@ def test_several_jobs_in_one_redis_know_nothing_of_one_another(redis_server: Red
 # Passwords
 
 
-def test_a_password_is_used_and_never_said() -> None:
+def test_a_password_is_used_and_never_shown() -> None:
     async def run(server: RedisServer) -> None:
         async with Opened(server.url) as opened:
             frontier = await opened()
@@ -493,7 +493,7 @@ def test_a_redis_that_comes_back_empty_has_no_job_and_is_not_finished() -> None:
         asyncio.run(run(server))
 
 
-def test_f31_a_grant_tells_when_another_server_answers_though_no_call_has_failed() -> None:
+def test_f31_a_grant_names_a_new_run_after_a_fail_over() -> None:
     """A client connects again by itself; what the worker remembers may be lost there all the same."""
 
     async def run(server: RedisServer) -> None:
@@ -595,7 +595,7 @@ def replies(data: bytes) -> int:
         ("ERR something that nobody has heard of", FrontierError),
     ],
 )
-def test_what_redis_says_is_told_apart_by_whether_it_passes(
+def test_redis_errors_are_temporary_or_final(
     redis_server: RedisServer, store: redis.Redis, answer: str, kind: type[FrontierError]
 ) -> None:
     """F33: what passes is retried by the engine; what does not is final."""

@@ -268,7 +268,7 @@ def test_everything_is_known_of_a_url(server: SqlServer) -> None:
     run(server, check)
 
 
-def test_the_last_pulse_of_each_worker_is_kept(server: SqlServer) -> None:
+def test_the_last_heartbeat_of_each_worker_is_stored(server: SqlServer) -> None:
     async def check(frontier: SqlFrontier) -> None:
         for pages_done in (1, 2):
             await frontier.beat(Heartbeat(worker="w", pages=pages_done, region="eu"))
@@ -282,7 +282,7 @@ def test_the_last_pulse_of_each_worker_is_kept(server: SqlServer) -> None:
     run(server, check)
 
 
-def test_a_worker_hears_of_other_settings(server: SqlServer) -> None:
+def test_a_worker_reads_changed_settings(server: SqlServer) -> None:
     async def check(frontier: SqlFrontier) -> None:
         await frontier.add(pages(1, 2, 3))
         other = await open_sql(server.url, "job", Settings(delay=7.0, robots=False))
@@ -528,7 +528,7 @@ def test_no_suspects_are_leased_where_they_are_not_asked_for(server: SqlServer) 
     run(server, check)
 
 
-def test_known_and_new_links_are_told_apart_however_many_are_known(server: SqlServer) -> None:
+def test_known_and_new_links_are_distinguished(server: SqlServer) -> None:
     """None, few and most of them: each is asked for in another way, and a key that was known is never queued again."""
 
     async def check(frontier: SqlFrontier) -> None:

@@ -414,7 +414,7 @@ def give_rights(server: SqlServer, *statements: str) -> None:
             server.run("mariadb", "--no-defaults", f"--socket={server.folder}/socket", "-u", "root", "-e", statement)
 
 
-def test_a_refusal_names_what_mends_it(kind: type[SqlServer]) -> None:
+def test_a_refusal_names_its_fix(kind: type[SqlServer]) -> None:
     with kind(in_memory=True) as server:
         give_rights(server, *MAKE_USER[kind][:1])
         if kind is MariaServer:

@@ -204,7 +204,7 @@ def test_f43_a_full_disk_stops_nothing_for_good(small_disk: Path) -> None:
     connection.close()
 
 
-def test_f43_a_disk_that_is_full_at_the_start_is_said(small_disk: Path) -> None:
+def test_f43_a_full_disk_at_the_start_is_reported(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(500_000))
     with pytest.raises(Unavailable):
         play(lambda frontier: frontier.add(pages(1)), small_disk / "frontier.db")
@@ -384,7 +384,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_f51_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+def test_f51_a_foreign_file_is_refused_and_not_changed(tmp_path: Path, name: str) -> None:
     path = tmp_path / "frontier.db"
     make, words = BAD_FILES[name]
     make(path)
@@ -406,7 +406,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     assert play(lambda frontier: frontier.counts(), path).known == 2
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(GossamerError, match=r"frontier\.db"):
         open_sqlite(tmp_path / "file" / "frontier.db", SETTINGS, clock=SystemClock())

@@ -74,7 +74,7 @@ async def visit(frontier: EmbeddedFrontier, rounds: int, clock: ManualClock) -> 
         clock.advance(100.0)
 
 
-def test_a_continuous_crawl_does_not_grow_its_file_for_ever(tmp_path: Path) -> None:
+def test_a_continuous_crawl_has_a_bounded_file(tmp_path: Path) -> None:
     """What is dropped is not missed: counts, states and the next visits are what they were, also after a restart."""
     path, clock = tmp_path / "frontier.db", ManualClock()
 

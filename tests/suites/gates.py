@@ -29,7 +29,7 @@ NAMED: dict[str, tuple[str, ...]] = {
         *_KILLS,
         "fleet/test_redis_kills.py::test_killed_workers_of_a_fleet_lose_nothing",
         "fleet/test_sql_fleet.py::test_killed_workers_on_a_database_lose_nothing",
-        "fleet/test_folder_fleet.py::test_killed_workers_lose_nothing_and_their_heirs_are_polite",
+        "fleet/test_folder_fleet.py::test_successors_of_killed_workers_lose_nothing_and_keep_the_delay",
     ),
     "F02": ("crawl/test_kills.py::test_kills_leave_no_trace_in_the_files",),
     "F09": (

@@ -43,7 +43,7 @@ def web_of_parts(web: RawWeb) -> None:
     )
 
 
-def test_partial_answers_are_kept_marked_and_parsed(tmp_path: Path) -> None:
+def test_truncated_responses_are_stored_marked_and_parsed(tmp_path: Path) -> None:
     with RawWeb() as web:
         web_of_parts(web)
         done = run(tmp_path / "job", web.url(), "--sink", "jsonl", "--sink", "warc")
@@ -72,7 +72,7 @@ def test_partial_answers_are_kept_marked_and_parsed(tmp_path: Path) -> None:
     assert checked == [0, 0]
 
 
-def test_partial_answers_are_failures_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_truncated_responses_fail_if_the_setting_requires_it(tmp_path: Path) -> None:
     with RawWeb() as web:
         web_of_parts(web)
         run(tmp_path / "job", web.url(), "--partial", "refuse")
@@ -85,7 +85,7 @@ def test_partial_answers_are_failures_where_that_is_asked_for(tmp_path: Path) ->
     }
 
 
-def test_a_server_that_announces_a_wrong_length_is_asked_once_more(tmp_path: Path) -> None:
+def test_a_wrong_content_length_is_retried_once(tmp_path: Path) -> None:
     with RawWeb() as web:
         web.answers["/"] = STALLS.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
         done = run(tmp_path / "job", web.url(), "--tries", "5")

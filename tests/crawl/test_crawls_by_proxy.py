@@ -17,7 +17,9 @@ from gossamer.testing.network import ProxyServer
 VALUES = {"allow_private": True, "delay": 0, "tries": 1, "site_failures": 1, "connect_seconds": 3, "scope": "any"}
 
 
-def test_while_the_proxy_is_gone_nothing_is_charged_to_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_proxy_costs_no_page_a_try_and_no_site_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One try for a page and one fault for a site, and yet the crawl that began without its proxy ends whole."""
     monkeypatch.setattr(proxies, "BACKOFF_SECONDS", 0.2)
 
@@ -41,7 +43,7 @@ def test_while_the_proxy_is_gone_nothing_is_charged_to_anybody(tmp_path: Path, m
     assert len(fetched) == len(set(fetched)) == 15
 
 
-def test_sessions_go_by_their_own_proxies_and_keep_their_cookies(tmp_path: Path) -> None:
+def test_sessions_keep_their_own_proxy_and_cookies(tmp_path: Path) -> None:
     async def main(web: RawWeb, folder: Path) -> tuple[ProxyServer, ...]:
         async with ProxyServer() as one, ProxyServer() as two:
             values = {**VALUES, "proxy": [one.url, two.url], "sessions": 4, "robots": False}

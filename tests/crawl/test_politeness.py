@@ -81,7 +81,7 @@ def test_retry_after_holds_the_whole_site_also_over_a_restart(tmp_path: Path, wo
 
 
 @four_is_long
-def test_a_site_that_goes_dark_is_closed_and_harms_nobody(tmp_path: Path, workers: str) -> None:
+def test_an_unreachable_site_is_closed_and_delays_no_other(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=4, pages_per_site=60, page_bytes=2000) as web:
         web.darken(0)
         done = crawl(

@@ -117,7 +117,7 @@ def test_a_part_is_read_and_written(text: str, part: ShardRange) -> None:
         ("1e3", "not a range"),
     ],
 )
-def test_a_part_that_is_none_is_refused_in_words(text: str, words: str) -> None:
+def test_an_invalid_range_of_shards_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_part(text)
     assert words in f"{refused.value} {refused.value.hint}"
@@ -209,7 +209,7 @@ def test_a_region_that_is_new_is_tried_by_sites_that_are_far() -> None:
     seconds=st.lists(st.floats(0.0, 120.0), max_size=300),
     regions=st.integers(1, 6),
 )
-def test_no_site_can_go_back_and_forth_for_ever(seconds: list[float], regions: int) -> None:
+def test_no_site_moves_back_and_forth_forever(seconds: list[float], regions: int) -> None:
     """Whatever is measured: each region is tried once, and every move after that doubles what the next one needs."""
     site = Site("r0", {f"r{number}" for number in range(regions)})
     for value in seconds:

@@ -40,7 +40,7 @@ def found(*urls: str, forget_seconds: float = 10.0) -> list[Finding]:
         ({"save": "60 1"}, "weak", "snapshots only", "CONFIG SET appendonly yes"),
     ],
 )
-def test_what_a_server_may_forget_is_said(options: dict[str, str], state: str, says: str, mend: str) -> None:
+def test_doctor_reports_what_a_server_may_lose(options: dict[str, str], state: str, says: str, mend: str) -> None:
     with RedisServer(**options) as server:  # type: ignore[arg-type]
         (one,) = found(server.url)
     assert (one.subject, one.state) == ("durability", state)
@@ -116,7 +116,7 @@ def test_a_cluster_replica_that_is_disconnected_is_still_judged() -> None:
     assert "min-replicas-max-lag 8," in weak[0].mend
 
 
-def test_who_may_not_ask_is_told_what_goes_unnoticed() -> None:
+def test_missing_info_rights_are_reported() -> None:
     with RedisServer(**GOOD) as server:  # type: ignore[arg-type]
         with redis.Redis.from_url(server.url) as store:
             store.execute_command("ACL", "SETUSER", "few", "on", ">x", "~*", "&*", "+@all", "-info", "-config")
@@ -128,7 +128,7 @@ def test_who_may_not_ask_is_told_what_goes_unnoticed() -> None:
         assert "appendfsync everysec" in half.mend
 
 
-def test_submit_says_what_is_weak(tmp_path: Path) -> None:
+def test_submit_reports_weak_settings(tmp_path: Path) -> None:
     with RedisServer() as server:
         words = ["submit", "http://x.test/", "--job", "j", "--frontier", server.url, "--sink", f"jsonl:{tmp_path}/out"]
         told = subprocess.run(

@@ -27,11 +27,11 @@ CALM = Load(0.01, 0.4, 0.5)
         (Load(0.0, 0.0, 0.96), 32),
     ],
 )
-def test_lag_and_memory_take_places_away_and_a_busy_processor_alone_does_not(load: Load, limit: int) -> None:
+def test_lag_and_memory_lower_the_concurrency_and_cpu_alone_does_not(load: Load, limit: int) -> None:
     assert next_limit(64, load, most=64, used=64) == limit
 
 
-def test_places_come_back_only_where_they_are_used_and_never_beyond_the_setting() -> None:
+def test_concurrency_rises_only_while_slots_are_used_up_to_the_setting() -> None:
     assert next_limit(20, CALM, most=64, used=20) == 22
     assert next_limit(20, CALM, most=64, used=10) == 20
     assert next_limit(20, Load(0.01, 0.95), most=64, used=20) == 20
@@ -39,7 +39,7 @@ def test_places_come_back_only_where_they_are_used_and_never_beyond_the_setting(
     assert next_limit(63, CALM, most=64, used=63) == 64
 
 
-def test_a_crawl_goes_on_however_bad_it_is() -> None:
+def test_concurrency_never_falls_below_the_floor() -> None:
     limit = 1000
     for _ in range(100):
         limit = next_limit(limit, Load(9.0, 1.0, 0.99), most=1000, used=limit)
@@ -47,11 +47,11 @@ def test_a_crawl_goes_on_however_bad_it_is() -> None:
     assert next_limit(2, Load(9.0, 1.0, 0.99), most=2, used=2) == 2
 
 
-def test_what_is_lowered_counts_from_what_is_used() -> None:
+def test_concurrency_is_lowered_from_the_slots_in_use() -> None:
     assert next_limit(1000, Load(1.0), most=1000, used=100) == 90
 
 
-def test_a_small_container_begins_with_fewer() -> None:
+def test_a_small_container_starts_with_lower_concurrency() -> None:
     def first(free_bytes: int | None) -> int:
         return first_limit(64, free_bytes=free_bytes, page_bytes=10 << 20)
 
@@ -70,7 +70,7 @@ class Weather:
         return 0.2, self.memory
 
 
-def test_places_go_and_come_back_with_the_memory_in_virtual_time() -> None:
+def test_concurrency_follows_memory_in_virtual_time() -> None:
     seen: list[int] = []
 
     async def main() -> None:
@@ -105,7 +105,7 @@ def test_places_go_and_come_back_with_the_memory_in_virtual_time() -> None:
     assert seen[:3] == [50, 25, 12]
 
 
-def test_a_place_that_is_given_up_while_waiting_is_not_lost() -> None:
+def test_a_slot_whose_waiter_is_cancelled_is_not_lost() -> None:
     async def main() -> None:
         slots = Slots(1)
         async with asyncio.TaskGroup() as tasks:
@@ -184,7 +184,7 @@ def test_a_machine_that_others_fill_does_not_concern_a_small_process(tmp_path: P
     assert machine(tmp_path / "large", files).memory() == pytest.approx(0.95)
 
 
-def test_where_nothing_is_told_nothing_is_held_against_the_crawl(tmp_path: Path) -> None:
+def test_without_load_measurements_concurrency_stays(tmp_path: Path) -> None:
     processor, memory = Machine(tmp_path).shares(1000.0)
     assert processor < 0.5
     assert memory == 0.0

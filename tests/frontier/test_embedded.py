@@ -23,7 +23,7 @@ def play(scene: Callable[[EmbeddedFrontier, ManualClock], Coroutine[Any, Any, No
     asyncio.run(scene(open_memory(Settings(**settings), clock=clock, secret=b"0" * 16), clock))
 
 
-def test_a_lane_does_not_lapse_while_its_results_are_being_stored() -> None:
+def test_a_lane_does_not_expire_while_its_results_are_stored() -> None:
     """A slow disk between the check of the tokens and the commit; also for what is only noted of a site."""
 
     async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
@@ -40,7 +40,7 @@ def test_a_lane_does_not_lapse_while_its_results_are_being_stored() -> None:
     play(scene)
 
 
-def test_the_last_pages_that_may_be_stored_do_not_lapse_while_they_are_being_stored() -> None:
+def test_the_last_pages_of_the_limit_do_not_expire_while_stored() -> None:
     async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1) + pages(2, site="b.example"))
         (lease,) = (await frontier.lease(2, batch=1, seconds=10)).leases
@@ -73,7 +73,7 @@ def test_results_that_could_not_be_stored_count_for_nothing() -> None:
     play(scene)
 
 
-def test_an_idle_worker_hears_of_results_that_could_not_be_stored() -> None:
+def test_an_idle_worker_wakes_if_results_could_not_be_stored() -> None:
     """Meanwhile the lane could not lapse, so the worker was told to wait for news only."""
 
     async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
@@ -154,7 +154,7 @@ class FullJournal(MemoryJournal):
         return await super().write(change)
 
 
-def test_a_loss_that_was_not_written_down_in_time_is_not_held_against_a_request_that_was_answered() -> None:
+def test_a_loss_written_late_does_not_count_against_a_completed_request() -> None:
     async def scene() -> None:
         journal, clock = FullJournal(), ManualClock()
         frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=clock)
@@ -171,7 +171,7 @@ def test_a_loss_that_was_not_written_down_in_time_is_not_held_against_a_request_
     asyncio.run(scene())
 
 
-def test_a_loss_while_the_one_before_is_written_down_is_counted_too() -> None:
+def test_a_loss_during_the_write_of_another_is_counted() -> None:
     async def scene() -> None:
         journal, clock = FullJournal(), ManualClock()
         frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=clock)
@@ -191,7 +191,7 @@ def test_a_loss_while_the_one_before_is_written_down_is_counted_too() -> None:
     asyncio.run(scene())
 
 
-def test_steering_and_answers_to_people() -> None:
+def test_control_and_lookups() -> None:
     async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1, 2, 3) + pages(4, site="b.example"))
         (lease,) = (await frontier.lease(1, batch=2, seconds=60)).leases
@@ -212,7 +212,7 @@ def test_steering_and_answers_to_people() -> None:
     play(scene)
 
 
-def test_cookies_are_kept_for_workers_and_shown_to_nobody() -> None:
+def test_cookies_are_stored_for_workers_and_never_shown() -> None:
     """H66: the memo of a site is readable, the cookies in it are not."""
 
     async def main() -> None:
@@ -229,7 +229,7 @@ def test_cookies_are_kept_for_workers_and_shown_to_nobody() -> None:
     asyncio.run(main())
 
 
-def test_p4_a_lease_does_not_wait_for_its_turn_to_write_down_what_was_lost() -> None:
+def test_p4_a_lease_does_not_wait_for_the_write_of_losses() -> None:
     """Where many write, that could take longer than the lease lasts: its lane would be another's when it arrives."""
 
     class Slow(MemoryJournal):
@@ -265,7 +265,7 @@ def test_p4_a_lease_does_not_wait_for_its_turn_to_write_down_what_was_lost() -> 
     asyncio.run(main())
 
 
-def test_of_many_idle_workers_only_those_are_woken_that_are_needed() -> None:
+def test_only_as_many_idle_workers_wake_as_are_needed() -> None:
     """And none is slept through: a worker that was woken and is gone, or may not have what is due, is followed."""
 
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_news_while_something_is_due_wakes_one_worker_and_not_all() -> None:
     virtual_time.run(main())
 
 
-def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed() -> None:
+def test_a_key_is_known_once_written_and_new_again_if_the_write_fails() -> None:
     class Slow(MemoryJournal):
         fails = False
 
@@ -345,7 +345,7 @@ def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed()
     virtual_time.run(main())
 
 
-def test_what_waited_to_be_written_leaves_no_room_behind() -> None:
+def test_the_set_of_unwritten_keys_releases_its_memory() -> None:
     """Each page is compared with it: a set that keeps the room of a large change would be walked through each time."""
 
     async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:

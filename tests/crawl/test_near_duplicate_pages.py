@@ -39,7 +39,7 @@ def lease(memo: dict[str, Any], *keys: int, lane: int = 0) -> Lease:
     return Lease(site="s.example", lane=lane, token=1, requests=requests, ttl=60, delay=1, memo=memo)
 
 
-def test_of_near_duplicates_one_is_kept_and_the_others_have_their_line(tmp_path: Path) -> None:
+def test_one_of_several_near_duplicates_is_stored_and_all_are_recorded(tmp_path: Path) -> None:
     """Their links are followed like those of any page; a page with little text is no copy."""
     with RawWeb() as web:
         web.answers = {
@@ -68,7 +68,7 @@ def test_of_near_duplicates_one_is_kept_and_the_others_have_their_line(tmp_path:
         assert kept == {"", "a", "short1", "short2"}
 
 
-def test_what_was_kept_goes_with_the_site_from_worker_to_worker() -> None:
+def test_stored_simhashes_move_with_the_site_between_workers() -> None:
     """A page fetched again, after a kill or on a revisit, is no copy of itself; lanes learn of each other."""
     memo: dict[str, Any] = {}
     first = NearDuplicates(lease(memo, 1, 2, 3))
@@ -86,7 +86,7 @@ def test_what_was_kept_goes_with_the_site_from_worker_to_worker() -> None:
 
 
 @pytest.mark.parametrize("cut", [{"max_links": 3}, {"disconnect": None}])
-def test_a_page_that_was_cut_is_neither_copy_nor_original(cut: dict[str, int | None]) -> None:
+def test_a_truncated_page_is_no_near_duplicate(cut: dict[str, int | None]) -> None:
     memo: dict[str, Any] = {}
     copies = NearDuplicates(lease(memo, 1, 2, 3, 4))
     part = Extracted(simhash=0, has_enough_text=True, cut=cut)
@@ -96,7 +96,7 @@ def test_a_page_that_was_cut_is_neither_copy_nor_original(cut: dict[str, int | N
     assert copies.saw(4, 0) == 0
 
 
-def test_parts_of_pages_do_not_look_like_copies_that_put_a_path_to_sleep() -> None:
+def test_truncated_pages_do_not_pause_a_path_as_near_duplicates() -> None:
     extractor = SpiderRunner(Spider(), Settings(dedupe=True, recrawl="table"))
     response = Response(
         url="http://s.example/a/1",
@@ -110,7 +110,7 @@ def test_parts_of_pages_do_not_look_like_copies_that_put_a_path_to_sleep() -> No
         assert (found.path_simhash, found.query_simhash, found.simhash, found.main) == (None, None, None, "")
 
 
-def test_the_memo_has_a_bound_and_forgets_what_was_not_met_for_longest() -> None:
+def test_the_memo_is_bounded_and_drops_the_oldest_simhashes() -> None:
     memo: dict[str, Any] = {}
     for number in range(400):
         copies = NearDuplicates(lease(memo, number))
@@ -130,7 +130,7 @@ def test_a_simhash_has_the_bits_that_most_pairs_of_words_have() -> None:
         assert near_duplicates.simhash_of(found) == slow
 
 
-def test_the_text_is_looked_at_once_for_traps_changes_and_copies() -> None:
+def test_main_text_is_extracted_once_for_traps_changes_and_duplicates() -> None:
     extractor = SpiderRunner(Spider(), Settings(dedupe=True, recrawl="table"))
     body = html("Story", STORY).partition(b"\r\n\r\n")[2]
     response = Response(url="http://s.example/", status=200, headers=(("content-type", "text/html"),), body=body)

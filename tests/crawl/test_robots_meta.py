@@ -9,7 +9,7 @@ from processes import command, environment, rows
 from rawweb import RawWeb, reply
 
 
-def test_h47_noindex_is_told_and_nofollow_is_obeyed(tmp_path: Path) -> None:
+def test_h47_noindex_is_recorded_and_nofollow_is_obeyed(tmp_path: Path) -> None:
     """H47: a page that says noindex is crawled, stored and marked; links that say nofollow are not followed."""
     with RawWeb() as web:
         web.answers = {

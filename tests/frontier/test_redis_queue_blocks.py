@@ -121,7 +121,7 @@ entry = st.one_of(
 
 
 @given(st.lists(entry, max_size=40))
-def test_what_is_folded_comes_out_as_it_was(entries: list[bytes]) -> None:
+def test_packing_and_unpacking_a_block_keeps_every_entry(entries: list[bytes]) -> None:
     assert unfold(fold(entries, SITE, SECRET), SITE, SECRET) == entries
 
 
@@ -586,7 +586,7 @@ def test_blocks_survive_a_redis_that_is_killed() -> None:
         asyncio.run(run(server))
 
 
-def test_valkey_folds_too(valkey_server: RedisServer) -> None:
+def test_valkey_packs_queues_too(valkey_server: RedisServer) -> None:
     async def run() -> None:
         with redis.Redis.from_url(valkey_server.url) as store:
             store.flushall()

@@ -36,7 +36,7 @@ class Stingy:
         return [msgspec.structs.replace(lease, ttl=min(lease.ttl, self._ttl)) for lease in ours]
 
 
-def test_a_renewed_lease_is_ours_for_as_long_as_the_frontier_says() -> None:
+def test_a_renewed_lease_lasts_as_long_as_the_frontier_grants() -> None:
     async def run() -> None:
         clock = ManualClock()
         memory = open_memory(SETTINGS, clock=clock, secret=b"s" * 16)

@@ -71,7 +71,7 @@ async def begun(tmp_path: Path, tree: Path) -> FolderFrontier:
 MISSING = {f"http://{host}/{name}" for host in HOSTS for name in ("0", "4", "5", "new", "far")}
 
 
-def test_what_a_tree_has_is_known_and_what_it_links_to_is_queued(tmp_path: Path, tree: Path) -> None:
+def test_imported_pages_are_known_and_their_links_queued(tmp_path: Path, tree: Path) -> None:
     async def run() -> None:
         fleet = await begun(tmp_path, tree)
         seeds = [*(f"http://{host}/" for host in HOSTS), "http://c.example/"]
@@ -86,7 +86,7 @@ def test_what_a_tree_has_is_known_and_what_it_links_to_is_queued(tmp_path: Path,
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
-def test_killed_at_any_point_it_is_begun_again_and_ends_the_same(
+def test_a_killed_import_can_be_repeated(
     tmp_path: Path, tree: Path, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seeding, "_LINKS", 3)
@@ -117,7 +117,7 @@ def test_killed_at_any_point_it_is_begun_again_and_ends_the_same(
     asyncio.run(run())
 
 
-def test_a_tree_is_read_once(tmp_path: Path, tree: Path) -> None:
+def test_an_imported_tree_is_read_once(tmp_path: Path, tree: Path) -> None:
     async def run() -> None:
         for expected in (set(), {"http://d.example/"}):
             fleet = await begun(tmp_path, tree)

@@ -5,7 +5,7 @@ import random
 from gossamer.engine.links import RecentKeys
 
 
-def test_what_never_entered_is_never_known() -> None:
+def test_a_key_that_was_never_added_is_unknown() -> None:
     chance = random.Random(1)
     recent = RecentKeys(1000)
     entered: set[int] = set()
@@ -39,7 +39,7 @@ def test_cleared_it_knows_nothing() -> None:
     assert recent.unknown(keys) == set(keys)
 
 
-def test_many_that_enter_at_once_find_room() -> None:
+def test_many_keys_added_at_once_grow_the_table() -> None:
     chance = random.Random(1)
     recent = RecentKeys(200_000)
     keys = [chance.getrandbits(63) for _ in range(20_000)]

@@ -72,11 +72,11 @@ def play(after_page: Callable[[int, Engine], None] = lambda number, engine: None
     return run(scene())
 
 
-def test_a_link_travels_once_with_the_pages_of_a_lease() -> None:
+def test_a_link_is_sent_once_per_lease() -> None:
     assert play() == [TARGETS] + [0] * (SEEDS - 1)
 
 
-def test_after_a_break_links_travel_once_more() -> None:
+def test_links_are_sent_again_after_a_store_restart() -> None:
     """Who was away may have lost what it was told."""
 
     def after_page(number: int, engine: Engine) -> None:
@@ -86,7 +86,7 @@ def test_after_a_break_links_travel_once_more() -> None:
     assert play(after_page) == [TARGETS, 0, 0, TARGETS, 0, 0]
 
 
-def test_nothing_is_missed_by_workers_that_tell_links_once(tmp_path: Path) -> None:
+def test_workers_that_send_links_once_miss_no_page(tmp_path: Path) -> None:
     with SimWeb(sites=3, pages_per_site=120, page_bytes=2000) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", "--workers", "3", "--batch", "64", timeout=100)
         assert done.returncode == 0, done.stderr

@@ -73,7 +73,7 @@ def back(proxy: FaultyRedisProxy) -> None:
 
 
 @pytest.mark.parametrize("how", [*(way for way in WAYS if way != "silent"), *ERRORS])
-def test_every_call_says_that_the_server_is_away_and_passes_when_it_is_back(server: RedisServer, how: str) -> None:
+def test_every_call_raises_unavailable_until_the_server_is_back(server: RedisServer, how: str) -> None:
     async def run(proxy: FaultyRedisProxy) -> None:
         url = server.url_at(proxy.port)
         frontier = await create_fleet(url, "j", Settings(delay=0.0, robots=False), worker="w")
