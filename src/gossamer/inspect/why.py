@@ -173,9 +173,8 @@ async def _site_ruling(job: Job, url: str, site: Known | None) -> Ruling:
 def _nofollow_ruling(job: Job, page: str) -> Ruling:
     """Whether a nofollow directive may have excluded a link; links with nofollow are not recorded."""
     setting = "nofollow = true"
-    robots = (
-        next((str(row.robots) for row in reversed(stored_rows(job.stored(), page)) if row.robots), "") if page else ""
-    )
+    rows = stored_rows(job.stored(), page) if page else []
+    robots = next((str(row.robots) for row in reversed(rows) if row.robots), "")
     if "nofollow" in robots or "none" in robots:
         return Ruling(
             False, "nofollow", f"{page} has a robots directive against following its links ({robots}).", setting
