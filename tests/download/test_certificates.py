@@ -1,4 +1,4 @@
-"""Certificates: ours for those they are meant for, and bad ones refused or recorded as what they are."""
+"""TLS certificates: client certificates are sent only to their sites, invalid ones are refused or recorded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = pytest.mark.parametrize("kind", ["async", "threads"])
 
 
 class Web:
-    """Says the name in the certificate that it was shown; keeps the heads of requests."""
+    """Returns the client certificate's name; stores the heads of requests."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._tls = tls
@@ -114,7 +114,7 @@ def test_invalid_certificate_file_is_an_error(tmp_path: Path) -> None:
 def test_invalid_certificates_are_recorded_and_get_no_secrets(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H28: off by default; and what cannot prove who it is sees no credentials of ours."""
+    """H28: off by default; a server without a valid certificate gets no credentials."""
     authority, yesterday = trustme.CA(), datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("TOKEN", "t0ken")
@@ -189,7 +189,7 @@ def _shake_hands(server: socket.socket, tls: ssl.SSLContext, times: int) -> None
 
 @KINDS
 def test_missing_client_certificate_is_a_final_error(kind: str, tmp_path: Path) -> None:
-    """With TLS 1.3 the alert comes after the handshake: it is no connection that might be better later."""
+    """With TLS 1.3 the alert comes after the handshake; it is a final error, not a connection fault."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     demanding = context(authority, "in.test")

@@ -1,4 +1,4 @@
-"""Content-Encoding: every kind undone, every bomb stopped, nothing cut off taken for whole."""
+"""Content-Encoding: every coding, decompression bombs, and truncated or corrupt bodies."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_corrupt_body_keeps_everything_before_the_fault() -> None:
 
 
 def test_padding_after_a_large_body_terminates() -> None:
-    """zlib names what comes after the end of a stream as not consumed, again and again."""
+    """zlib reports data after the end of a stream as unconsumed, again and again."""
     text = bytes(5_000_000)
     assert decode(gzip.compress(text) + b"\0" * 100, ("gzip",), len(text)) == text
     assert decode(zlib.compress(text) + b"\0" * 100, ("deflate",), len(text)) == text
@@ -242,7 +242,7 @@ def test_highly_compressed_body_is_complete(name: str, text: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["deflate", "gzip"])
 def test_data_after_a_multi_step_stream_is_read_once(name: str) -> None:
-    """It was read for ever, and kept each time."""
+    """It was read endlessly, and stored each time."""
     coder = zlib.compressobj(wbits=31 if name == "gzip" else -15)
     text = b"x" * (3 * 1024 * 1024)
     body = coder.compress(text) + coder.flush() + b"tail" * 10

@@ -1,4 +1,4 @@
-"""The resolver, against a name server of our own."""
+"""The resolver, against a local name server."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_invalid_override_is_named_in_the_error(text: str) -> None:
 
 
 def test_address_families_are_interleaved() -> None:
-    """So that the few addresses that are tried are not all of a family that goes nowhere."""
+    """The few addresses that are tried must not all be of one unreachable family."""
 
     async def test(resolver: Resolver, server: NameServer) -> None:
         found = (await resolver.resolve("a.example")).addresses

@@ -1,4 +1,4 @@
-"""What the HTTP client raises, in our words."""
+"""Translation of HTTP client exceptions to FetchErrors."""
 
 from __future__ import annotations
 

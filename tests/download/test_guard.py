@@ -1,4 +1,4 @@
-"""Hostile addresses, H01-H05, H10 and H15 of the faults list, and what a downloader does with them."""
+"""The address guard against hostile addresses: H01-H05, H10, and H15 of the faults list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts with several addresses, of which the first leads nowhere; names from a server of our own."""
+"""Hosts with several addresses, the first of which is unreachable, resolved by a local name server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def port() -> Iterator[int]:
     for address in HOLES:
         hole = socket.create_server((address, found), backlog=0)
         found = hole.getsockname()[1]
-        # With its queue full, what comes now is neither accepted nor refused.
+        # With a full queue, further connections are neither accepted nor refused.
         held += [hole, socket.create_connection((address, found))]
     yield found
     for one in held:
@@ -69,7 +69,7 @@ def test_unreachable_address_does_not_cost_the_connect_timeout(kind: str, port: 
 
 
 def test_slow_response_is_not_an_unreachable_address(port: int) -> None:
-    """The address that connects is kept, however long the answer takes: the page is asked for once."""
+    """The connected address is kept, however slow the response is: the page is requested once."""
     heads: list[bytes] = []
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,7 +93,7 @@ def test_slow_response_is_not_an_unreachable_address(port: int) -> None:
 
 
 def test_one_forbidden_address_forbids_the_name() -> None:
-    """H06: also where it is only a spare, nobody connects to see which is faster."""
+    """H06: also a forbidden spare address is never connected to."""
 
     async def main() -> None:
         async with NameServer({"a.example": ["192.0.2.1", "127.0.0.1"]}) as names:

@@ -1,4 +1,4 @@
-"""The reader of answers: the same whichever way the bytes come, and bounded whatever they are."""
+"""The HTTP/1.1 response parser: independent of how bytes arrive, and bounded on any input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(pieces: list[bytes], *, method: str = "GET", limit: int = 20) -> tuple[
     try:
         for number, piece in enumerate(pieces):
             if piece and answer.feed(piece):
-                # What comes behind it makes it odd, whenever that comes.
+                # Data after the response makes it irregular, whenever it arrives.
                 rest = b"".join(pieces[number + 1 :])
                 return answer.status, answer.headers, answer.body, answer.cut, answer.is_reusable and not rest
         answer.end(None)

@@ -1,4 +1,4 @@
-"""Proxies: real ones on loopback, whose faults are theirs and nobody else's."""
+"""Proxies: real ones on loopback, and the attribution of their faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASSWORD = "hush-hush"
 
 
 class Web:
-    """Says who was asked for what; counts connections."""
+    """Returns the requested host; counts connections."""
 
     def __init__(self, tls: ssl.SSLContext | None = None, status: bytes = b"200 OK") -> None:
         self._tls, self._status = tls, status
@@ -92,7 +92,7 @@ def authority(folder: Path, *names: str) -> ssl.SSLContext:
 def test_pages_are_fetched_through_every_kind_of_proxy(
     scheme: str, is_tls: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proxy looks the name up, knows the password, and the password is in nothing that is said or kept."""
+    """The proxy resolves the name and gets its password, which appears in no message or record."""
     context = authority(tmp_path, "far.test", "127.0.0.1")
     monkeypatch.setenv("FAR_PASSWORD", PASSWORD)
 
@@ -220,7 +220,7 @@ def test_proxy_that_reaches_no_host_is_blamed(is_tls: bool, tmp_path: Path) -> N
 
 
 def test_hanging_proxy_is_distinguished_from_a_slow_host() -> None:
-    """A hang while connecting: the proxy is asked whether it is there at all."""
+    """A hang while connecting: a probe tests whether the proxy accepts connections."""
 
     async def test(stack: AsyncExitStack) -> None:
         # A listener whose queue is full: what comes now is neither accepted nor refused.

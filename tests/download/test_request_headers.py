@@ -1,4 +1,4 @@
-"""What goes out with a request: credentials where they belong, secrets on the wire only."""
+"""Request headers: credentials go to their sites only, secrets go on the wire only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def outgoing(monkeypatch: pytest.MonkeyPatch, **values: object) -> RequestHeader
     ],
 )
 def test_password_is_sent_to_its_site_over_tls_only(url: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H13: a redirect to another host, port or scheme takes no credentials along."""
+    """H13: a redirect to another host, port, or scheme carries no credentials."""
     sites = {"in.test": {"auth": "me:${TOKEN}"}, "in.test:8000": {"auth": "me:${TOKEN}"}}
     sent = outgoing(monkeypatch, sites=sites).for_request(Request(url=url))
     assert (sent is not None and sent.get("authorization") == "Basic bWU6dDBrZW4=") == is_sent
@@ -81,7 +81,7 @@ def test_stored_request_headers_omit_secrets(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_stored_request_headers_omit_passwords_and_header_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H66: what a site's `auth` and a session's headers bring from the environment is in no archive."""
+    """H66: values from the environment in a site's `auth` and a session's headers are in no archive."""
     sites = {"a.test": {"auth": "me:${TOKEN}"}}
     made = outgoing(monkeypatch, sites=sites, header_sets=[{"X-Set": "${TOKEN}"}])
     sent = made.for_request(Request(url="https://a.test/", headers={"x-set": "t0ken", "x-plain": "p"}))

@@ -1,4 +1,4 @@
-"""Generations of hosts: shared, bounded, and gone when nobody needs them."""
+"""Generations of hosts: shared, bounded, and dropped when unused."""
 
 from __future__ import annotations
 

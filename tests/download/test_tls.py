@@ -1,4 +1,4 @@
-"""TLS of old servers: which are reached as it is, which with `tls_min`, and what is said of the others."""
+"""TLS with old servers: which work by default, which need `tls_min`, and the errors of the others."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def take(item: Any, intake: ItemPipeline) -> Any:
 
 @KINDS
 def test_items_are_converted_to_their_type(kind: type) -> None:
-    """Text of a page becomes the number that the type wants, and what was left out gets its default."""
+    """Text of a page is converted to the type's number; missing fields get their defaults."""
     wanted = {"name": "x", "price": 1.5, "tags": []}
     assert take({"name": "x", "price": "1.5"}, ItemPipeline(kind)) == wanted
     assert take(kind(name="x", price=1.5), ItemPipeline(kind)) == wanted

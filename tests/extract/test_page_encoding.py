@@ -125,7 +125,7 @@ def test_undefined_bytes_of_windows_1252_are_controls_as_in_browsers() -> None:
     ],
 )
 def test_legacy_encodings_decode_like_in_browsers(encoding: str, raw: str, text: str) -> None:
-    """A mistake never takes a letter of ASCII along: that may be the beginning of a tag."""
+    """A decoding error never consumes an ASCII byte, which may start a tag."""
     body = bytes.fromhex(raw.replace("|", "7c"))
     assert decode(body, encoding) == text
     # A large one, which is read in slices, reads the same.

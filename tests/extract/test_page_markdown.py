@@ -31,7 +31,7 @@ def whole(html: str) -> str:
 
 
 def rendered(html: str) -> str:
-    """What a renderer makes of our Markdown."""
+    """Render our Markdown to HTML."""
     return str(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(whole(html)))
 
 
@@ -98,7 +98,7 @@ def test_whole_page_has_more_than_the_main_part() -> None:
 
 
 def test_index_page_keeps_its_links() -> None:
-    """An index has no prose: its lists are what it is about."""
+    """An index has no prose: its lists are its content."""
     items = "".join(f'<li><a href="/{number}">Entry number {number}</a>' for number in range(50))
     found = page(f"<nav>menu</nav><div id=content><h1>Index</h1><ul>{items}</ul></div>").main_text
     assert found.count("Entry number") == 50

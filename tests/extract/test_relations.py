@@ -1,4 +1,4 @@
-"""What a page says of other URLs, in Link headers and `<link>` elements."""
+"""Relations of a page to other URLs, in Link headers and `<link>` elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages ask of robots, H47."""
+"""Robots directives of pages, H47."""
 
 from __future__ import annotations
 

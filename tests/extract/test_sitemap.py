@@ -1,4 +1,4 @@
-"""Sitemaps of every format, as they should be, as they are, and as somebody makes them who means harm."""
+"""Sitemaps of every format: valid, broken, and hostile."""
 
 from __future__ import annotations
 

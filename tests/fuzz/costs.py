@@ -48,15 +48,15 @@ SECONDS_PER_MB = 1.0
 SELECTOR_SECONDS_PER_MB = 4.0
 """A selector of several steps looks at each element several times."""
 NOTICED_SECONDS = 0.04
-"""How a shorter time grows cannot be told from noise."""
+"""Shorter times cannot be distinguished from noise."""
 LEAST_SECONDS = 0.1
-"""So long any text may take."""
+"""Max CPU time of any text."""
 KILL_SECONDS = 10
-"""CPU time after which a case does not end."""
+"""CPU time after which a case counts as hanging."""
 GROWTH = 3.0
-"""Where the time of twice the text is longer by more than this factor, it is looked at closer."""
+"""If doubling the text multiplies the time by more than this factor, the case is measured again."""
 CONFIRMED_GROWTH = 64.0
-"""By this factor the time of 16 times the text may be longer: quadratic work takes 256 times as long."""
+"""Max factor of the time for 16 times the text: quadratic work takes 256 times as long."""
 Parse = Callable[[str], Any]
 
 TAGS = [

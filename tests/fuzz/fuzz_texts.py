@@ -1,4 +1,4 @@
-"""What the fuzzing of parsers shares: texts of the pieces that a format knows, and a look at the work they cost."""
+"""Shared by the parser fuzzers: texts made of a format's tokens, and a test for linear time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A minute of the cost fuzzer, with the same cases each time; `make fuzz` goes on with others."""
+"""A minute of the cost fuzzer with fixed cases; `make fuzz` runs it with random ones."""
 
 from __future__ import annotations
 

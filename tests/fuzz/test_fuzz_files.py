@@ -1,4 +1,4 @@
-"""robots.txt and sitemaps of hostile servers."""
+"""Fuzzing of robots.txt and sitemaps."""
 
 from __future__ import annotations
 

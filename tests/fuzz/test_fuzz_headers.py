@@ -1,4 +1,4 @@
-"""Headers of hostile servers: Retry-After, Set-Cookie, Content-Type, Content-Encoding, Link, Refresh, dates."""
+"""Fuzzing of headers: Retry-After, Set-Cookie, Content-Type, Content-Encoding, Link, Refresh, dates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of hostile servers: links, titles, texts, forms; and URLs, with what a crawl makes of them."""
+"""Fuzzing of pages: links, titles, texts, forms; and of URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole replies of hostile servers, byte by byte, through the real downloader."""
+"""Fuzzing of whole HTTP responses, byte by byte, through the real downloader."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_middleware_sends_stored_cookies() -> None:
 
 
 def test_dump_and_load_transfer_the_cookies_of_a_site() -> None:
-    """What one worker dumps, another loads; and what is older than what it has, it does not."""
+    """One worker loads what another dumped, except for what is older than its own."""
     clock = ManualClock()
     jar = jar_after(
         "https://x.example.com/", "a=1; Max-Age=100", "b=2; Domain=example.com; Secure; Path=/p", clock=clock

@@ -59,7 +59,7 @@ def store(folder: Path, sink: str, *batches: list[Record]) -> None:
 
 
 def export(*arguments: object, code: int = 0) -> str:
-    """What the command says, or why it refuses."""
+    """Return the command's output, or its error."""
     done = CliRunner().invoke(gossamer, ["export", *map(str, arguments)], standalone_mode=False)
     if code == 0:
         assert done.exception is None, done.exception

@@ -98,7 +98,7 @@ def test_replay_gives_the_crawls_output_without_requests(tmp_path: Path) -> None
 
 
 def test_output_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    """And what the spider does not like is counted with its page: raising, dying, items that do not fit."""
+    """Faults of the spider are counted with their page: exceptions, crashes, invalid items."""
     (tmp_path / "spider.py").write_text(SPIDER)
     records = [page(number) for number in range(1, 60)]
     records[3] = page(4, "raise")

@@ -1,4 +1,4 @@
-"""Objects in Azure Blob Storage, as Azurite has it, Microsoft's own stand-in; skipped aloud where that is not."""
+"""Objects in Azure Blob Storage, on Azurite, Microsoft's emulator; skipped with a message where it is missing."""
 
 from __future__ import annotations
 

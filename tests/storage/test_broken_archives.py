@@ -1,4 +1,4 @@
-"""Files of other tools, good and bad: what can be read is read, and each thing that cannot is told once."""
+"""WARC files of other tools, valid and broken: everything readable is read, and each fault is reported once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(
     url: str = "",
     end: bytes = b"\r\n\r\n",
 ) -> bytes:
-    """One record about a page of that name; `length` is what it says of itself, empty for nothing."""
+    """A record about a page of that name; `length` is its Content-Length, empty for none."""
     said = str(len(http + body)) if length is None else length
     lines = [
         "WARC/1.0",
@@ -101,7 +101,7 @@ def test_reading_continues_after_a_damaged_member(tmp_path: Path, damage: Callab
 
 
 def test_distant_record_after_a_broken_one_is_found(tmp_path: Path) -> None:
-    """Further than what is read at once, and across where such pieces meet."""
+    """Beyond the size of one read, and across the boundary of two."""
     for size in (3_000_000, (1 << 20) - 200, (1 << 20) - 3):
         broken = record("bad", body=b"x" * size, length="")
         pages, faults = read(write(tmp_path, PLAIN, [record("first"), broken, record("third")]))
@@ -117,7 +117,7 @@ def test_empty_lines_and_members_between_records_are_skipped(tmp_path: Path, for
 
 @both
 def test_records_that_are_not_responses_are_reported(tmp_path: Path, form: str) -> None:
-    """A block without a head, a status that is none, and a part of something that goes on in another record."""
+    """A block without HTTP headers, an invalid status, and a segment of a segmented record."""
     records = [
         record("1", http=b"<html>"),
         record("2", http=b"HTTP/1.1 " + b"9" * 5000 + b" OK\r\n\r\n"),
@@ -153,7 +153,7 @@ def test_urls_are_found_in_any_spelling(tmp_path: Path, form: str) -> None:
 
 @both
 def test_kinds_versions_and_folded_lines_are_read(tmp_path: Path, form: str) -> None:
-    """A kind in capitals, a line that goes on in the next, the shorter first line of HTTP/2."""
+    """A type in capitals, a folded line, the shorter status line of HTTP/2."""
     records = [
         record("1", kind="Response"),
         record("2", "X-Long: a\r\n b"),

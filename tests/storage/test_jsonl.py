@@ -165,7 +165,7 @@ asyncio.run(main())
 
 
 def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    """The items pass the limit, the pages before them do not: both are cut back, and a smaller call goes through."""
+    """The items exceed the limit, the pages before them do not: both are truncated, and a smaller call succeeds."""
     done = in_a_process(
         """
 async def main():

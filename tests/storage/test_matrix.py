@@ -1,4 +1,4 @@
-"""Every command that reads what a job stored, over every format: it works, or says in one sentence what is missing."""
+"""Every command that reads stored data, over every format: it works, or one sentence names what is missing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SAYS_SO = {("folder", "sql pages"), ("folder", "sql items")}
 
 
 class Job:
-    """A job with one sink, and what was to be stored."""
+    """A job with one sink, and the records it should store."""
 
     def __init__(self, kind: str, folder: Path, sink: str, spider: Path, urls: set[str]) -> None:
         self.kind, self.folder, self.sink, self.spider, self.urls = kind, folder, sink, spider, urls
@@ -118,7 +118,7 @@ def test_a_command_works_or_is_refused_in_one_sentence(
         assert not done.return_value
         check(name, done.stdout, job, tmp_path)
     else:
-        # What is a ConfigError ends the command with code 2.
+        # A ConfigError ends the command with exit code 2.
         error = done.exception
         while isinstance(error, ExceptionGroup):
             (error,) = error.exceptions

@@ -68,7 +68,7 @@ def test_crawl_continues_without_its_bucket_and_the_next_run_uploads(
     fault: BucketFault,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F61. What is in the spool is stored; it is in the bucket once, with the first run that reaches it."""
+    """F61. Data in the spool is durable; the first run that reaches the bucket uploads it, once."""
     marks: dict[str, int] = {}
 
     async def run() -> None:
@@ -123,7 +123,7 @@ def test_fleet_worker_commits_only_uploaded_data(
 def test_broken_upload_is_repeated_completely(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore
 ) -> None:
-    """F61. Of an object in several parts too; what is there is whole, byte for byte."""
+    """F61. Also for multipart uploads; objects are complete, byte for byte."""
     order = WriterTask(0, 2, {}, 2_500_000, "gossamer.storage.objects:open_objects", "warc+s3")
     order = order._replace(target=f"//{bucket}?object_bytes=100000000", ending="close")
     store.fault, store.after_bytes = "cut", 3_000_000

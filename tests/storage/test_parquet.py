@@ -83,7 +83,7 @@ def test_columns_have_types_and_none_is_missing(tmp_path: Path) -> None:
 
 
 def test_fields_of_items_have_columns_whose_types_stay(tmp_path: Path) -> None:
-    """Also over a restart; what has no type, or no name that a tool takes, is in the JSON alone."""
+    """Also over a restart; fields without a type, or with an unusual name, are only in the JSON."""
 
     def items(number: int, *some: dict[str, Any]) -> Record:
         return Record(key=number, token=1, page=PageRow(url=f"http://a.example/{number}"), items=some)
@@ -111,7 +111,7 @@ def test_fields_of_items_have_columns_whose_types_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", ["warc parquet", "parquet warc", "parquet jsonl warc:{folder}/elsewhere"])
 def test_each_row_says_where_its_body_is(tmp_path: Path, names: str) -> None:
-    """Whichever sink is named first, over several WARC files, and a body that was there before is told apart."""
+    """In any order of the sinks, over several WARC files; revisits are marked."""
     folder = tmp_path / "job"
     batches = [[visit(number, size=3000), visit(number + 50, size=3000)] for number in range(4)]
     again = visit(0, size=3000, token=9, fetched_at=1_800_000_000.0)
@@ -146,7 +146,7 @@ def test_files_are_laid_out_by_day_and_site(tmp_path: Path) -> None:
         assert {len(path.parts) for path in paths} == {3}
         assert len(paths) == len(hosts)
         assert ".." not in {part for path in paths for part in path.parts}
-    # DuckDB takes the folder's name for the column; the one that was cut is as long as a folder may be.
+    # DuckDB reads the folder's name as the column; a truncated name is as long as a folder name may be.
     found = ask(
         f"SELECT key, day::VARCHAR, coalesce(nullif(site, '{NO_SITE}'), '')"
         f" FROM read_parquet('{tmp_path}/parquet/pages/**/*.parquet',"

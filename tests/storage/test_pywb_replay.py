@@ -27,7 +27,7 @@ HTML: Headers = (("content-type", "text/html; charset=utf-8"), ("content-encodin
 
 @pytest.fixture(scope="session")
 def pywb() -> Path:
-    """The environment of pywb, made where it is missing; skipped aloud where it cannot be, which CI does not accept."""
+    """The environment of pywb, created if missing; skipped with a message where it cannot be, which CI refuses."""
     place = Path(sys.prefix) / "pywb"
     made = subprocess.run(
         [ROOT / "scripts" / "pywb", place],

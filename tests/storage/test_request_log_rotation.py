@@ -27,7 +27,7 @@ def numbers(folder: Path, worker: str) -> list[int]:
 
 
 def test_request_log_stays_below_its_limit_and_keeps_the_newest_lines(tmp_path: Path) -> None:
-    """Also over several runs of a worker, which goes on in its last file."""
+    """Also over several runs of a worker, which continues its last file."""
     for run in range(4):
         leave(tmp_path, "w 1@x", run * 500, 500)
         assert sum(path.stat().st_size for _, path in parts(tmp_path)) <= MOST_BYTES

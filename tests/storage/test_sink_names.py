@@ -245,7 +245,7 @@ def test_a_worker_of_a_fleet_writes_only_to_the_sinks_that_have_not_yet(tmp_path
 
 
 def test_files_of_an_earlier_version_are_continued(tmp_path: Path) -> None:
-    """A column that is new goes into a table, and not into a CSV file that was begun without it."""
+    """A new column is added to a table, but not to an existing CSV file."""
     with closing(sqlite3.connect(tmp_path / "pages.db")) as db:
         db.execute("create table pages (key integer primary key, token integer, url text)")
         db.execute("insert into pages values (7, 1, 'http://old.example/')")

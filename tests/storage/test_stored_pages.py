@@ -100,13 +100,13 @@ def test_revisit_has_the_body_of_its_original(tmp_path: Path) -> None:
 
 
 def test_last_version_of_a_page_is_current(tmp_path: Path) -> None:
-    """Of the same URL asked for in two ways, both: they are two pages."""
+    """Of a URL requested by GET and by POST, both: they are two pages."""
     asked = [visit(n, method="POST", posted=b"%d" % n, body=b"p%d" % n, key=20 + n) for n in (3, 4)]
     store(tmp_path, [visit(1, body=b"1"), *asked], [visit(5, body=b"5")], [visit(6, status=503)], max_bytes=900)
     with open_stored(tmp_path) as stored:
         assert [page.body for page in stored.pages()] == [b"p3", b"p4", b"5"]
         assert [page.body for page in stored.pages("all")] == [b"1", b"p3", b"p4", b"5"]
-    # A worker whose lease had been lost wrote later than the one that had it.
+    # A worker that had lost its lease wrote later than the current holder.
     store(tmp_path, [visit(2, body=b"2")], name="zlate")
     with open_stored(tmp_path) as stored:
         assert b"2" not in [page.body for page in stored.pages()]

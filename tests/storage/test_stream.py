@@ -93,7 +93,7 @@ def test_repeated_call_adds_no_duplicates(redis_server: RedisServer) -> None:
 
 
 def test_a_full_server_is_waited_for_and_a_stream_with_a_length_never_fills_it() -> None:
-    """F60, for what is kept in memory."""
+    """F60, for data in memory."""
 
     async def run(server: RedisServer) -> None:
         sink, number = opened(server.url, "stream=all"), 0

@@ -108,7 +108,7 @@ def test_workers_that_write_the_same_pages_at_once_leave_the_highest_token_of_ea
 
 @pytest.mark.parametrize("kind", [PostgresServer, pytest.param(MariaServer, marks=pytest.mark.long)])
 def test_killed_server_keeps_acknowledged_rows_and_is_waited_for(kind: type[SqlServer], table: str) -> None:
-    # Without fsync PostgreSQL starts sooner; a kill takes nothing from the system's own memory.
+    # Without fsync PostgreSQL starts sooner; a kill does not affect the operating system's cache.
     options: dict[str, Any] = {"fsync": "off"} if kind is PostgresServer else {}
     with kind(**options) as server:
         asyncio.run(kill_and_start(server, table))
@@ -122,7 +122,7 @@ async def kill_and_start(server: SqlServer, table: str) -> None:
     writing = asyncio.create_task(persistent(lambda: sink.write([visit(n) for n in range(1, 2000)])))
     await asyncio.sleep(0)
     server.kill()
-    # Nobody listens any more: a pause, not the end.
+    # The server is down: a pause, not the end.
     with pytest.raises(SinkFull):
         await sink.write([visit(2000)])
     server.start()
@@ -158,7 +158,7 @@ def test_connections_that_the_server_ends_are_made_again(server: SqlServer, tabl
 
 @contextmanager
 def small_tables(server: SqlServer) -> Iterator[tuple[str, Path]]:
-    """An address whose tables lie on a disk of 16 MB, and a place on it."""
+    """The address of a server whose tables are on a disk of 16 MB, and that disk's path."""
     name = f"small{secrets.token_hex(4)}"
     place = (server.data if server.scheme == "mysql" else server.folder) / name
     if server.scheme == "mysql":
@@ -176,13 +176,13 @@ def small_tables(server: SqlServer) -> Iterator[tuple[str, Path]]:
 
 
 def test_full_server_is_waited_for(postgres_server: SqlServer) -> None:
-    """F60. A batch is stored whole or refused whole; what was acknowledged stays."""
+    """F60. A batch is stored or refused as a whole; acknowledged rows stay."""
     fill_and_free(postgres_server)
 
 
 @pytest.mark.long
 def test_a_full_server_that_falls_over_is_waited_for() -> None:
-    """F60. MariaDB 10.11 ends itself when there is no room for a table; it has to be started again."""
+    """F60. MariaDB 10.11 stops when there is no space for a table, and must be restarted."""
     with MariaServer() as server:
         fill_and_free(server)
 

@@ -37,7 +37,7 @@ PRODUCT = {
 
 @pytest.fixture(params=["postgres_server", "maria_server"])
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> StoredJob:
-    """A job whose only sink is a table that is not there yet."""
+    """A job whose only sink is a table that does not exist yet."""
     server: SqlServer = request.getfixturevalue(request.param)
     return StoredJob(tmp_path, [f"{server.url}?table=T{secrets.token_hex(4)}"])
 

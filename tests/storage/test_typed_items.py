@@ -103,7 +103,7 @@ class Everything(Spider):
 
 
 def taken(key: int, token: int = 1, body: bytes = b"") -> Record:
-    """A record with what the spider gives, as the engine makes it."""
+    """A record with the spider's items, as the engine creates it."""
     request = Request(f"http://e.example/{key}", key)
     found = asyncio.run(
         SpiderRunner(Everything(), Settings()).extract(request, Response(url=request.url, status=200, body=body))

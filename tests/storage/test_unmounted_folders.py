@@ -1,4 +1,4 @@
-"""Archives and tables that a worker of a fleet writes to a folder which goes away for a while (F49)."""
+"""Archives and tables that a fleet's worker writes to a folder that is unmounted for a while (F49)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_f49_nothing_is_created_in_an_unmounted_folder(tmp_path: Path, sink: str
     async def run() -> None:
         (one,) = fleet_sinks(Settings(sink=(sink,)), mount, "one")
         if sink == "warc":
-            # What is open stays so, as on Linux a handle does; but its name is gone.
+            # Open files stay open, as on Linux, but their names are gone.
             await one.write([visit(0)])
         mount.rename(away)
         mount.mkdir()

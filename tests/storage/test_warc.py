@@ -322,7 +322,7 @@ SESSION, TOKEN = "0a" * 16, "a1" * 12
     ],
 )
 def test_parameters_are_sorted_by_name_then_value_as_pywb_looks_for_them(query: str, sorted_query: str) -> None:
-    """What the library surt, by which pywb finds captures, was seen to give."""
+    """Results of the library surt, which pywb uses to find captures."""
     assert surt(f"http://a.example/p?{query}") == f"example,a)/p?{sorted_query}".rstrip("?")
 
 
@@ -377,7 +377,7 @@ def test_files_of_workers_that_never_return_are_finished_and_those_of_live_ones_
         left = [path.name for path in (tmp_path / "job" / "archive").glob("*.open")]
         assert all("far-away-12-" in name for name in left)
         assert len(left) == 2
-        # One that was taken for dead and is not goes on with a file of its own.
+        # A worker that was wrongly taken for dead continues with a new file.
         await sinks["far-away-1"].write([visit(3)])
         for sink in sinks.values():
             await sink.aclose()

@@ -1,4 +1,4 @@
-"""The hard gates: faults and hostile inputs whose tests must all run and pass, or nothing is released."""
+"""The release gates: tests of faults and hostile inputs that must all run and pass before a release."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ NAMED: dict[str, tuple[str, ...]] = {
     "H48": ("sink/test_tree.py::test_no_name_leads_out_of_the_folder",),
     "H56": ("test_architecture.py::test_nothing_is_unpickled_or_evaluated",),
 }
-"""Tests of gates whose names and docstrings do not carry the number; those that do are found by it."""
+"""Tests of gates whose names and docstrings do not contain the gate's number; the others are found by it."""
 
 
 class Heard:

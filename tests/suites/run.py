@@ -23,7 +23,7 @@ def modules() -> list[str]:
 
 
 def scores(module: str) -> Iterator[Score]:
-    """What `scores()` of a module gives: one Score, or several."""
+    """Return the result of a module's `scores()`: one Score or several."""
     found = importlib.import_module(module).scores()
     yield from [found] if isinstance(found, Score) else found
 

@@ -1,4 +1,4 @@
-"""Replies of hostile and of odd servers, recorded by others, through the downloader: each ends, typed and in time."""
+"""Recorded responses of hostile and odd servers, through the downloader: each ends with a typed result, in time."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ async def _fetch_all(port: int, paths: Iterable[str]) -> list[Found]:
 
 
 async def _ended(downloader: Downloader, url: str) -> Found:
-    """What a fetch came to; None if it did not come to an end in its time and one second more."""
+    """Return the result of a fetch; None if it exceeds its timeout by more than a second."""
     found: Found = None
     for _ in range(2):
         try:
             async with asyncio.timeout(LIMITS["fetch_seconds"] + 1):
                 return await downloader.fetch(Request(url))
         except ConnectFailed as error:
-            # A connection that was kept may end just when it is used again: others try once more, and so does this.
+            # A kept-alive connection may close just when it is reused: retry once, like other clients.
             found = error
         except FetchError as error:
             return error

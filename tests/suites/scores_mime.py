@@ -46,7 +46,7 @@ def groups() -> Score:
 
 
 def sniffing() -> Score:
-    """The files of the suite, without a type: what a browser takes them for."""
+    """The files of the suite without a type: the types that browsers sniff."""
     expected = {
         "resources/html-content.html": "text/html",
         "resources/png-image.png": "image/png",

@@ -1,4 +1,4 @@
-"""Google's robots.txt cases: the standard ones count, those that only Google asks for are told apart."""
+"""Google's robots.txt test cases; those beyond the standard are scored separately."""
 
 from __future__ import annotations
 

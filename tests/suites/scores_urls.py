@@ -150,7 +150,7 @@ def w3lib_canonical() -> Score:
 
 
 def w3lib_safe() -> Score:
-    """What w3lib makes safe and what it came from are the same URL to us, or both are none."""
+    """w3lib's safe URL and its input normalize to the same URL, or both are invalid."""
     chosen = ("safe_url_string", "safe_download_url")
     cases = [case for case in _cases("url-w3lib/cases.json") if case["func"] in chosen]
     results, explained = {}, {}
