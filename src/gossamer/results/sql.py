@@ -13,9 +13,9 @@ from gossamer.errors import ConfigError
 from gossamer.extras import unusable
 from gossamer.storage import request_log
 from gossamer.storage.base import SqlSource
+from gossamer.storage.duckdb_views import KEY_COLUMNS, PAGE_COLUMNS, columns_for, quoted, read_json
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.request_log import SentRequest
-from gossamer.storage.selects import KEY_COLUMNS, PAGE_COLUMNS, columns_for, quoted, read_json
 
 log = logging.getLogger("gossamer.query")
 _TRIES = 3

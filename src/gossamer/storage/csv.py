@@ -18,7 +18,7 @@ import msgspec
 
 from gossamer.errors import ConfigError, SinkError
 from gossamer.model import PageRow, Record
-from gossamer.storage import query, selects
+from gossamer.storage import duckdb_views, query
 from gossamer.storage.base import PAGE_FIELDS, Keeps, Opening, Reader, SqlSource
 from gossamer.storage.files import AppendedFiles
 from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
@@ -220,16 +220,16 @@ def _select_pages(there: Sequence[str]) -> str:
     """Return the SELECT for a pages.csv with these columns; a file of an earlier version has fewer."""
     columns = ", ".join(
         f"{_of_cell(name, kind) if name in there else _NO_TEXT} AS {name}"
-        for name, kind in selects.PAGE_COLUMNS.items()
+        for name, kind in duckdb_views.PAGE_COLUMNS.items()
     )
-    return f"SELECT {selects.SITE}, * REPLACE ({selects.FETCHED_AT}) FROM (SELECT {columns} FROM {_READ})"
+    return f"SELECT {duckdb_views.SITE}, * REPLACE ({duckdb_views.FETCHED_AT}) FROM (SELECT {columns} FROM {_READ})"
 
 
 def _select_items(names: Sequence[str]) -> str:
     """Return the SELECT for an items.csv; an item has the fields that are not empty in its row."""
     # By position: SQL does not distinguish names that differ only in case.
     fields = ", ".join(
-        f"{selects.quoted(_text(name))}, nullif({_bare(f'c{place}')}, {_NO_TEXT})"
+        f"{duckdb_views.quoted(_text(name))}, nullif({_bare(f'c{place}')}, {_NO_TEXT})"
         for place, name in enumerate(names[1:-1], 1)
     )
     known = f"json_merge_patch('{{}}', json_object({fields}))" if fields else "'{}'"

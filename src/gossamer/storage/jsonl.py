@@ -16,7 +16,7 @@ import msgspec
 from gossamer.compression import GZIP_ERRORS, gunzip, gzip, zstd, zstd_frame
 from gossamer.errors import SinkError
 from gossamer.model import PageRow, Record
-from gossamer.storage import query, selects
+from gossamer.storage import duckdb_views, query
 from gossamer.storage.base import Keeps, Opening, Reader, SqlSource
 from gossamer.storage.files import AppendedFiles
 from gossamer.storage.query import ByteCursor, Cursor, GoOn, Search, TimeCursor
@@ -227,8 +227,8 @@ class JsonlReader:
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
         pages, items = self._pages, self._items
         return {
-            "_visits": [SqlSource([self._folder / pages], selects.ROW_PAGES)] if pages is not None else [],
-            "_items": [SqlSource([self._folder / items], selects.ITEM_LINES)] if items is not None else [],
+            "_visits": [SqlSource([self._folder / pages], duckdb_views.ROW_PAGES)] if pages is not None else [],
+            "_items": [SqlSource([self._folder / items], duckdb_views.ITEM_LINES)] if items is not None else [],
         }
 
 

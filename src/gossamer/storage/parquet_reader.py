@@ -16,7 +16,7 @@ import msgspec
 from gossamer.errors import ArchiveError
 from gossamer.extras import unusable
 from gossamer.model import PageRow, Record
-from gossamer.storage import query, selects
+from gossamer.storage import duckdb_views, query
 from gossamer.storage.base import TABLES, Keeps, Reader, SqlSource, name_digest, page_row
 from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
 from gossamer.storage.warc.records import OPEN
@@ -111,9 +111,9 @@ class ParquetReader:
         return {
             "_visits": [
                 SqlSource(pages, _SELECT_PAGES, has_keys=True),
-                SqlSource(logs, selects.RECORD_PAGES, has_keys=True),
+                SqlSource(logs, duckdb_views.RECORD_PAGES, has_keys=True),
             ],
-            "_items": [SqlSource(items, _SELECT_ITEMS), SqlSource(logs, selects.RECORD_ITEMS)],
+            "_items": [SqlSource(items, _SELECT_ITEMS), SqlSource(logs, duckdb_views.RECORD_ITEMS)],
         }
 
     def _sealed(self, kind: str, waiting: Container[str]) -> list[Path]:

@@ -27,7 +27,7 @@ import msgspec
 from gossamer.clock import SystemClock
 from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
-from gossamer.storage import files, selects
+from gossamer.storage import duckdb_views, files
 from gossamer.storage.base import Keeps, Reader, SqlSource, without_page
 from gossamer.storage.jsonl import JsonlSink, lines_with, rows_in, search_lines
 from gossamer.storage.query import ByteCursor, CurrentRecords, Cursor, GoOn, Search, visit_of
@@ -115,11 +115,11 @@ class SegmentSink:
             files.write_at(file, lines, self._size)
             os.fsync(file)
         except OSError as error:
-            self._undo(error)
+            self._truncate_partial(error)
             raise files.translate_folder_error(self._place, error) from error
         self._size += len(lines)
 
-    def _undo(self, error: OSError) -> None:
+    def _truncate_partial(self, error: OSError) -> None:
         """Truncate a partial write. A file handle may stay broken after one fault, or report a sync that lost data:
         then the file is left as it is, and readers drop the duplicates."""
         if self._file is None:
@@ -287,8 +287,8 @@ class SegmentReader:
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
         files = self._files()
         return {
-            "_visits": [SqlSource(files, selects.RECORD_PAGES, has_keys=True)],
-            "_items": [SqlSource(files, selects.RECORD_ITEMS)],
+            "_visits": [SqlSource(files, duckdb_views.RECORD_PAGES, has_keys=True)],
+            "_items": [SqlSource(files, duckdb_views.RECORD_ITEMS)],
         }
 
     def _files(self) -> list[Path]:

@@ -16,7 +16,7 @@ import msgspec
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.model import PageRow, Record
-from gossamer.storage import query, selects
+from gossamer.storage import duckdb_views, query
 from gossamer.storage.base import Keeps, Opening, Reader, SqlSource, page_row
 from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
 from gossamer.storage.tables import MORE, NUMBER, PAGE, ItemRows, ItemTable, item_rows, item_tables, new_columns
@@ -233,7 +233,7 @@ class SqliteReader:
 
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
         """Return sources as JSON lines: DuckDB has no built-in reader for SQLite."""
-        views = selects.spilled(self.records(items=True), spill)
+        views = duckdb_views.spilled(self.records(items=True), spill)
         with self._opened() as database:
             for number, (table, kinds) in enumerate(_item_tables(database).items()):
                 path = spill / f"items-{number}.jsonl"
@@ -241,7 +241,7 @@ class SqliteReader:
                     for row in database.execute(f"SELECT * FROM {table}"):
                         file.write(msgspec.json.encode(_in_utc(row, kinds)) + b"\n")
                 columns = {name: _DECLARED.get(kind, "VARCHAR") for name, kind in kinds.items()}
-                views[table] = [SqlSource([path], f"SELECT * FROM {selects.read_json(columns)})")]
+                views[table] = [SqlSource([path], f"SELECT * FROM {duckdb_views.read_json(columns)})")]
         return views
 
     @contextmanager

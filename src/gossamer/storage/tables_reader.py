@@ -24,7 +24,7 @@ from gossamer.errors import GossamerError, NotKept, SinkError
 from gossamer.extras import unusable
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
-from gossamer.storage import query, selects
+from gossamer.storage import duckdb_views, query
 from gossamer.storage.base import Keeps, Opening, Reader, SqlSource, page_row
 from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
 from gossamer.storage.registry import parted
@@ -184,7 +184,7 @@ class TablesReader:
 
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
         """Return sources as JSON lines: DuckDB has no built-in reader for these servers."""
-        views = selects.spilled(self.records(items=True), spill)
+        views = duckdb_views.spilled(self.records(items=True), spill)
         with self._opened() as snapshot:
             for number, table in enumerate(self._typed(snapshot)):
                 path = spill / f"items-{number}.jsonl"
@@ -193,7 +193,7 @@ class TablesReader:
                         values = {name: self._value(kind, row[name]) for name, kind in table.kinds.items()}
                         file.write(msgspec.json.encode(_without_zone(values, table.kinds)) + b"\n")
                 columns = {name: _SQL_TYPES.get(kind, "VARCHAR") for name, kind in table.kinds.items()}
-                views[table.view] = [SqlSource([path], f"SELECT * FROM {selects.read_json(columns)})")]
+                views[table.view] = [SqlSource([path], f"SELECT * FROM {duckdb_views.read_json(columns)})")]
         return views
 
     def _page(self, row: Mapping[str, Any]) -> PageRow:

@@ -27,7 +27,7 @@ import msgspec
 
 from gossamer.errors import ArchiveError, BadEncoding, FetchError
 from gossamer.model import REDIRECTS, Headers, PageRow, Record
-from gossamer.storage import query, selects
+from gossamer.storage import duckdb_views, query
 from gossamer.storage.base import (
     MAX_BODY_BYTES,
     Keeps,
@@ -651,7 +651,7 @@ class WarcReader:
             yield from map(msgspec.json.encode, record.items)
 
     def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
-        return selects.spilled(self.records(all_visits=True, items=True), spill)
+        return duckdb_views.spilled(self.records(all_visits=True, items=True), spill)
 
     @contextmanager
     def _archive(self) -> Iterator[WarcArchive]:
