@@ -38,6 +38,9 @@ OWN_SCHEMES = ("frontier/redis/", "frontier/sql/", "frontier/embedded/")
 """Modules of a backend, which can compare its own schemes to select a kind of server, dialect, or store."""
 NO_FRONTIERS = ("storage/", "testing/servers.py", "testing/network.py", "lab/verify.py")
 """Modules with addresses of sinks, test servers, and proxies."""
+FORMAT = re.compile(
+    r"(jsonl|csv|sqlite|warc|parquet|folder|mysql|mariadb|postgres(ql)?|(warc\+)?(s3|gs|az|file)|rediss?\+stream)(:/?)?"
+)
 WAYS_IN = {"cli", "service", "api"}
 OPENED_BY_JOBS = {
     *(f"engine.{name}" for name in ("coordinator", "remote")),
@@ -166,6 +169,20 @@ def test_frontier_schemes_are_parsed_in_one_module(path: Path) -> None:
             assert not schemes, f"{path}:{node.lineno} compares a scheme with {schemes}"
 
 
+@every_module
+def test_formats_of_sinks_are_compared_in_storage_only(path: Path) -> None:
+    """Other packages ask storage/registry.py what a format can do, so that a new format is registered there only."""
+    if path.relative_to(SOURCE).parts[0] == "storage":
+        return
+    for node in ast.walk(tree(path)):
+        formats = [text.value for text in _compared(node) if FORMAT.fullmatch(str(text.value))]
+        where = f"{path}:{node.lineno}" if isinstance(node, ast.expr) else str(path)
+        if isinstance(node, ast.Compare | ast.Call):
+            assert not formats or "sink" not in ast.unparse(node), f"{where} compares a sink with {formats}"
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            assert not 1 < len(formats) == len(node.elts), f"{where} lists formats: {formats}"
+
+
 def _compared(node: ast.AST) -> Iterator[ast.Constant]:
     """Constants in comparisons, patterns, prefixes, and collections of them."""
     parts: list[ast.AST | None] = []
@@ -272,6 +289,10 @@ def test_forbidden_import_is_detected(tmp_path: Path, monkeypatch: pytest.Monkey
     asking.write_text('kind = urlsplit(url).scheme == "postgresql"')
     with pytest.raises(AssertionError):
         test_frontier_schemes_are_parsed_in_one_module(asking)
+    for text in ('any(sink.partition(":")[0] == "warc" for sink in sinks)', 'TABLES = ("postgresql", "mysql")'):
+        asking.write_text(text)
+        with pytest.raises(AssertionError):
+            test_formats_of_sinks_are_compared_in_storage_only(asking)
     bad = tmp_path / "storage" / "bad.py"
     bad.write_text("'no sentence'\nimport pickle\nfrom gossamer.engine import run\nSEEN = {}\n")
     for check in (

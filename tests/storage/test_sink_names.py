@@ -22,9 +22,12 @@ from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import save_settings
 from gossamer.model import Outcome, PageRow, Record, Request
 from gossamer.settings import Settings, build
+from gossamer.storage import csv, jsonl, sqlite
+from gossamer.storage.base import SPOOL, TABLES
 from gossamer.storage.jsonl import JsonlSink
-from gossamer.storage.registry import check_sinks, fleet_sinks, keeps_pages, open_sinks
+from gossamer.storage.registry import check_sinks, fleet_sinks, keeps_pages, open_sinks, result_files
 from gossamer.storage.segments import SegmentSink, current_records
+from gossamer.storage.warc import records
 from gossamer.storage.warc.sink import WarcSink
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "write-a-sink.md"
@@ -56,6 +59,13 @@ def test_unknown_sinks_are_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match="twice"):
         check_sinks(["warc", "jsonl", "warc"])
     check_sinks(["jsonl", "warc", "warc:/x", "folder:/x", "jsonl:/x"])
+
+
+def test_the_registry_lists_the_files_of_every_format() -> None:
+    suffixes = jsonl.SUFFIXES.values()
+    written = {name + suffix for name in (jsonl.PAGES, jsonl.ITEMS) for suffix in suffixes}
+    written |= {csv.PAGES, csv.ITEMS, *(sqlite.FILE + suffix for suffix in ("", "-wal", "-shm", "-journal"))}
+    assert set(result_files()) == written | {records.FOLDER, TABLES, SPOOL}
 
 
 def test_sinks_are_opened_in_order(tmp_path: Path, package: Path) -> None:

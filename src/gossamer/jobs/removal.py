@@ -19,19 +19,12 @@ from gossamer.job_folder import ADDRESS, FRONTIER, SETTINGS, folder_of
 from gossamer.jobs.job import Job
 from gossamer.jobs.results_folder import MARKER
 from gossamer.redact import masked_address
-from gossamer.storage import jsonl, request_log, segments
-from gossamer.storage.base import SPOOL, TABLES
-from gossamer.storage.csv import ITEMS, PAGES
+from gossamer.storage import request_log, segments
 from gossamer.storage.jsonl import REJECTED
 from gossamer.storage.reader import elsewhere
-from gossamer.storage.sqlite import FILE
-from gossamer.storage.warc import records
+from gossamer.storage.registry import result_files
 
-_RESULTS = (
-    *(name + suffix for name in (jsonl.PAGES, jsonl.ITEMS) for suffix in jsonl.SUFFIXES.values()),
-    PAGES, ITEMS, FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}-journal", REJECTED,
-    records.FOLDER, TABLES, SPOOL, segments.FOLDER, request_log.FOLDER, "report.html",
-)  # fmt: skip
+_RESULTS = (*result_files(), REJECTED, segments.FOLDER, request_log.FOLDER, "report.html")
 """What jobs store in their folder."""
 _RECORDS = (MARKER, SETTINGS)
 """What the results are read and recognized by: deleted after them."""

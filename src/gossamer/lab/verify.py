@@ -31,7 +31,7 @@ from gossamer.redact import masked_address
 from gossamer.settings import Settings, expand
 from gossamer.storage.base import Reader
 from gossamer.storage.reader import StoredJob
-from gossamer.storage.registry import FORMATS, formats_keeping, load, parted
+from gossamer.storage.registry import FORMATS, formats_keeping, has_tables, load, parted
 from gossamer.storage.tables import ask
 
 _ON_THE_WIRE_SECONDS = 1.0
@@ -280,17 +280,14 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
-_TABLES = ("postgresql", "postgres", "mysql", "mariadb")
-
-
 def isolated_sinks(sinks: Sequence[str], table: str) -> list[str]:
     """The sinks with files and tables of this run only; ConfigError for sinks that cannot be separated or read back."""
     found, files = [], formats_keeping("rows")
     for name in sinks:
         kind = parted(name)[0]
-        if kind in _TABLES and "table=" not in name:
+        if has_tables(name) and "table=" not in name:
             found.append(f"{name}{'&' if '?' in name else '?'}table={table}")
-        elif kind in _TABLES or (kind in FORMATS and (kind not in files or ":/" in name)):
+        elif has_tables(name) or (kind in FORMATS and (kind not in files or ":/" in name)):
             raise ConfigError(
                 f"sink {masked_address(name)}: verify cannot use an existing location, or cannot read this sink back",
                 hint=f"name {', '.join(files)}, postgresql:// or mysql://; verify adds its own paths and tables",
@@ -304,7 +301,7 @@ async def read_back(name: str, folder: Path, *, is_fleet: bool) -> list[StoredRo
     """Read the rows of a sink. For a fleet, which may store stale visits, the visit with the highest token wins."""
     kind = parted(name)[0]
     # The reader of tables expands the address itself, like the sink.
-    job = StoredJob(folder, [name if kind in _TABLES else expand(name, source="sink")])
+    job = StoredJob(folder, [name if has_tables(name) else expand(name, source="sink")])
     reader = await asyncio.to_thread(_reader_of, job, kind)
     if reader is None:
         return []
@@ -324,7 +321,7 @@ def _row(record: Record) -> StoredRow:
 
 async def drop_tables(name: str) -> None:
     """Drop the tables of a sink; its files are deleted with their folder."""
-    if parted(name)[0] in _TABLES:
+    if has_tables(name):
         for ending in ("", "_items", "_items_rejected"):
             await _ask(name, f"DROP TABLE IF EXISTS {{}}{ending}")
 

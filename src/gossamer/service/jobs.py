@@ -52,7 +52,7 @@ from gossamer.service.schemas import (
 )
 from gossamer.service.state import ServiceState, decode_cursor, encode_cursor, parse_url, split_valid_urls
 from gossamer.settings import Settings
-from gossamer.storage.registry import tree_folder
+from gossamer.storage.registry import reads_bodies
 from gossamer.storage.request_log import Sent, requests_to
 
 
@@ -134,7 +134,7 @@ class JobEndpoints:
             **brief,
             settings=self._settings_view(handle.settings),
             warnings=await handle.warnings(watched.counts),
-            has_bodies=keeps_bodies(handle.settings),
+            has_bodies=reads_bodies(handle.settings.sink),
         )
 
     def _settings_view(self, settings: Settings) -> JobSettings:
@@ -225,11 +225,6 @@ class JobEndpoints:
     async def recent(self, request: ApiRequest[NoParameters, None]) -> Visits:
         watched = await self._service.monitor.get(request.path["job"])
         return Visits(visits=list(watched.tally.recent))
-
-
-def keeps_bodies(settings: Settings) -> bool:
-    """Whether a sink of the job keeps whole pages."""
-    return tree_folder(settings.sink) is not None or any(sink.partition(":")[0] == "warc" for sink in settings.sink)
 
 
 class FleetEndpoints:

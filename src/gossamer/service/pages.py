@@ -9,13 +9,13 @@ from starlette.responses import Response, StreamingResponse
 
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow
-from gossamer.service.jobs import keeps_bodies
 from gossamer.service.routing import ApiError, ApiRequest, Endpoint
 from gossamer.service.schemas import BodyQuery, Page, PageList, PagesQuery, UrlQuery, Versions
 from gossamer.service.state import ServiceState, decode_cursor, encode_cursor, parse_url
 from gossamer.settings import Settings
 from gossamer.storage.query import Cursor, GoOn, Search, versions_of
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.registry import reads_bodies
 
 _SEARCH_SECONDS = 20.0
 """Time limit of one search."""
@@ -97,7 +97,7 @@ class PageEndpoints:
 
     async def body(self, request: ApiRequest[BodyQuery, None]) -> Response:
         stored, settings = await self._stored(request.path["job"])
-        if not keeps_bodies(settings):
+        if not reads_bodies(settings.sink):
             raise ApiError(409, "no sink of this job stores page bodies", hint="crawl with --sink jsonl --sink warc")
         url, at = parse_url(request.query.url), request.query.at
         kind, chunks = await self._service.reading.read(lambda: _body(stored, url, at))
@@ -107,7 +107,9 @@ class PageEndpoints:
 def _page(row: PageRow, settings: Settings) -> Page:
     plain = {name: getattr(row, name) for name in Page.__struct_fields__ if name not in ("has_body", "cut")}
     # A near-duplicate is stored without its body.
-    return Page(has_body=bool(row.status) and not row.copy_of and keeps_bodies(settings), cut=row.cut or "", **plain)
+    return Page(
+        has_body=bool(row.status) and not row.copy_of and reads_bodies(settings.sink), cut=row.cut or "", **plain
+    )
 
 
 def _search(stored: StoredJob, terms: Search, query: PagesQuery, *, go_on: GoOn) -> tuple[list[PageRow], Cursor | None]:

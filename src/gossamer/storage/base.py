@@ -41,6 +41,16 @@ class SinkFormat(NamedTuple):
     keeps: frozenset[Keeps] = frozenset()
     is_shared: bool = False
     """Whether it is on a server that workers of all machines write to."""
+    can_share_path: bool = False
+    """Whether workers of several machines can write to the same path."""
+    has_tables: bool = False
+    """Whether its address can name a table: `?table=NAME`."""
+    files: tuple[str, ...] = ()
+    """Files and folders that it writes in the job's folder."""
+    check: str = ""
+    """Import path of a function that raises ConfigError for an invalid target; empty if `forms` is enough."""
+    unfinished: str = ""
+    """Import path of an `Unfinished` function, for formats with files that a crashed worker leaves open."""
 
 
 class SqlSource(NamedTuple):
@@ -132,6 +142,9 @@ class ReadsRejected(Protocol):
         ...
 
 
+Unfinished = Callable[[str, Path], Iterator[tuple[Path, Callable[[Path], None]]]]
+"""Takes the target of a sink and the job's folder. Yields the files that are open, or that dead writers left, and the
+function that finishes each."""
 OpenReaders = Callable[..., Iterator[Reader]]
 """Yields the readers of one format for a `StoredJob`."""
 

@@ -8,9 +8,10 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote
@@ -292,7 +293,8 @@ def seal_abandoned(path: Path, *, by: Sequence[str] = ()) -> None:
         os.close(descriptor)
 
 
-def open_logs(text: str, home: Path) -> list[Path]:
-    """Return the logs that are open, or that dead writers left."""
-    target = read_target(text)
-    return parquet_files.logs(Path(target.folder) if target.folder else home / TABLES)
+def unfinished(target: str, home: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+    """Yield the logs that are open, or that dead writers left, and the function that seals each."""
+    options = read_target(target)
+    for path in parquet_files.logs(Path(options.folder) if options.folder else home / TABLES):
+        yield path, partial(seal_abandoned, by=options.by)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,10 @@ from urllib.parse import quote
 from gossamer.errors import ConfigError
 from gossamer.redact import has_password, masked_address
 from gossamer.settings import Settings
-from gossamer.storage.base import Keeps, Opening, Sink, SinkFormat
+from gossamer.storage.base import SPOOL, TABLES, Keeps, Opening, Sink, SinkFormat
 
 if TYPE_CHECKING:
-    from gossamer.storage.base import Opens
+    from gossamer.storage.base import Opens, Unfinished
 
 
 GROUP = "gossamer.sinks"
@@ -33,6 +32,7 @@ _MYSQL = SinkFormat(
     "gossamer.storage.tables_reader:table_readers",
     _LAST,
     is_shared=True,
+    has_tables=True,
 )
 _POSTGRESQL = _MYSQL._replace(
     forms=("postgresql://user@host/database",), sink="gossamer.storage.postgresql:open_postgresql"
@@ -45,36 +45,48 @@ FORMATS: Mapping[str, SinkFormat] = {
         "gossamer.storage.jsonl:open_jsonl",
         "gossamer.storage.jsonl:jsonl_readers",
         frozenset(("rows", "items", "visits")),
+        can_share_path=True,
+        files=tuple(f"{name}.jsonl{suffix}" for name in ("pages", "items") for suffix in ("", ".zst", ".gz")),
     ),
     "csv": SinkFormat(
         ("csv",),
         "gossamer.storage.csv:open_csv",
         "gossamer.storage.csv:csv_readers",
         frozenset(("rows", "items", "visits")),
+        files=("pages.csv", "items.csv"),
     ),
     "sqlite": SinkFormat(
         ("sqlite", "sqlite:/path"),
         "gossamer.storage.sqlite:open_sqlite",
         "gossamer.storage.sqlite:sqlite_readers",
         _LAST,
+        files=("pages.db", "pages.db-wal", "pages.db-shm", "pages.db-journal"),
     ),
     "warc": SinkFormat(
         ("warc", "warc:/path"),
         "gossamer.storage.warc.sink:open_warc",
         "gossamer.storage.warc.reader:warc_readers",
         _ALL | {"bodies"},
+        can_share_path=True,
+        files=("archive",),
+        unfinished="gossamer.storage.warc.sink:unfinished",
     ),
     "parquet": SinkFormat(
         ("parquet", "parquet:/path", "parquet?by=day,site"),
         "gossamer.storage.parquet:open_parquet",
         "gossamer.storage.parquet_reader:parquet_readers",
         _ALL | {"columns"},
+        can_share_path=True,
+        files=(TABLES,),
+        check="gossamer.storage.parquet:read_target",
+        unfinished="gossamer.storage.parquet:unfinished",
     ),
     "folder": SinkFormat(
         ("folder:/path",),
         "gossamer.storage.tree:open_tree",
         "gossamer.storage.tree:tree_readers",
         frozenset(("bodies",)),
+        can_share_path=True,
     ),
     "mysql": _MYSQL,
     "mariadb": _MYSQL._replace(forms=("mariadb://user@host/database",)),
@@ -86,6 +98,7 @@ FORMATS: Mapping[str, SinkFormat] = {
             "gossamer.storage.objects:open_objects",
             keeps=_ALL | ({"bodies"} if form else frozenset()),
             is_shared=True,
+            files=(SPOOL,),
         )
         for form in ("", "warc+")
         for scheme in ("s3", "gs", "az", "file")
@@ -98,7 +111,8 @@ READERS: Sequence[str] = tuple(
     dict.fromkeys(
         (
             _SEGMENTS,
-            *(FORMATS[name].reader for name in ("jsonl", "parquet", "sqlite", "csv", "warc", "folder", "postgresql")),
+            *(FORMATS[name].reader for name in ("jsonl", "parquet", "sqlite", "csv", "warc", "folder")),
+            *(own.reader for own in FORMATS.values() if own.reader),
         )
     )
 )
@@ -168,10 +182,8 @@ def check_sinks(names: Sequence[str]) -> None:
         own = FORMATS.get(kind)
         if own is None:
             find_sink(name)
-        elif kind == "parquet":
-            from gossamer.storage.parquet import read_target
-
-            read_target(target)
+        elif own.check:
+            load(own.check)(target)
         elif kind == "jsonl" and target.startswith("/"):
             continue
         elif not any(_fits(name, form) for form in own.forms):
@@ -188,10 +200,27 @@ def keeps_pages(names: Sequence[str]) -> bool:
     )
 
 
+def reads_bodies(names: Sequence[str]) -> bool:
+    """Whether a built-in format among these stores bodies that can be read back."""
+    formats = [FORMATS[kind] for name in names if (kind := parted(name)[0]) in FORMATS]
+    return any("bodies" in own.keeps and own.reader for own in formats)
+
+
+def has_tables(name: str) -> bool:
+    """Whether a sink's address can name a table: `?table=NAME`."""
+    own = FORMATS.get(parted(name)[0])
+    return own is not None and own.has_tables
+
+
+def result_files() -> Sequence[str]:
+    """Return the files and folders that sinks of any built-in format write in a job's folder."""
+    return tuple(dict.fromkeys(file for own in FORMATS.values() for file in own.files))
+
+
 def is_shared(names: Sequence[str]) -> bool:
     """Whether workers of several machines can write to these: at least one is on a server, and none is local."""
     kinds = [(name, _is_on_a_server(name)) for name in names]
-    places = tuple(f"{kind}:/" for kind in ("warc", "folder", "jsonl", "parquet"))
+    places = tuple(f"{kind}:/" for kind, own in FORMATS.items() if own.can_share_path)
     return any(shared for _, shared in kinds) and all(shared or name.startswith(places) for name, shared in kinds)
 
 
@@ -243,28 +272,16 @@ def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] =
     looks abandoned; on this machine, a lock is enough."""
     for name in settings.sink:
         kind, target = parted(name)
-        if kind not in ("warc", "parquet"):
+        own = FORMATS.get(kind)
+        if own is None or not own.unfinished:
             continue
-        for path, finish in _unfinished(kind, target, folder):
+        unfinished: Unfinished = load(own.unfinished)
+        for path, finish in unfinished(target, folder):
             lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
             if not lives or os.uname().nodename in path.name:
                 # Another process that ends at the same time may have finished it.
                 with suppress(FileNotFoundError):
                     finish(path)
-
-
-def _unfinished(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
-    """Yield the open files of live or dead workers, and the function that finishes each."""
-    if kind == "parquet":
-        from gossamer.storage.parquet import open_logs, read_target, seal_abandoned
-
-        by = read_target(target).by
-        yield from ((path, partial(seal_abandoned, by=by)) for path in open_logs(target, folder))
-    else:
-        from gossamer.storage.warc.records import FOLDER
-        from gossamer.storage.warc.sink import finish_abandoned, open_files
-
-        yield from ((path, finish_abandoned) for path in open_files(Path(target) if target else folder / FOLDER))
 
 
 def _open(

@@ -18,7 +18,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -251,7 +251,7 @@ class WarcSink:
 
     def _recover(self, marks: Mapping[str, int] | None) -> None:
         """Finish the files that an earlier run left open, and check those that it finished."""
-        for path in open_files(self._folder):
+        for path in _open_files(self._folder):
             mark = self._mark(path.with_name(path.name.removesuffix(OPEN)))
             if not self._numbered(path.name) and mark not in (marks or {}):
                 continue
@@ -408,8 +408,13 @@ def finish_abandoned(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_files(folder: Path) -> list[Path]:
-    """Return the files that are open, or that dead writers left."""
+def unfinished(target: str, home: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+    """Yield the files that are open, or that dead writers left, and the function that finishes each."""
+    for path in _open_files(Path(target) if target else home / FOLDER):
+        yield path, finish_abandoned
+
+
+def _open_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}{OPEN}"))
 
 
