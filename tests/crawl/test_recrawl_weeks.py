@@ -41,7 +41,7 @@ class Place:
 
     late = 0.0
     """Seconds by which a visit may be later than on other frontiers."""
-    tell: weeks.Tell | None = None
+    set_clock: weeks.SetClock | None = None
 
     async def open(self, life: int) -> Any:
         """A new worker, after all others have died."""
@@ -138,7 +138,7 @@ class Redis(Place):
             self._frontier.quiet_seconds = 0.0
         return self._frontier
 
-    async def tell(self, epoch: float) -> None:
+    async def set_clock(self, epoch: float) -> None:
         for shard in range(self._shards):
             await self._client.hset(job_key(JOB, shard), "clock", f"{epoch:.6f}")
 
@@ -169,7 +169,7 @@ class Table(Place):
     async def _ask(self, text: str) -> None:
         await self._database.run(lambda db: db.ask(text), whole=False)
 
-    async def tell(self, epoch: float) -> None:
+    async def set_clock(self, epoch: float) -> None:
         await self._ask(f"UPDATE gossamer_jobs SET clock = {round(epoch * 1e6)}")
 
     async def kill(self) -> None:
@@ -250,7 +250,7 @@ def twelve_weeks(kind: Kind, recrawl: str) -> None:
             for life, until in enumerate(weeks.LIVES):
                 frontier = await patiently(place.open(life))
                 counts = await weeks.live(
-                    frontier, web, clock, secret=frontier.secret, until=until, chosen=chosen, tell=place.tell
+                    frontier, web, clock, secret=frontier.secret, until=until, chosen=chosen, set_clock=place.set_clock
                 )
                 ends.append(web.now)
                 shown = {}

@@ -122,7 +122,7 @@ class Lanes:
         lane.ticket = None
         self._schedule(lane, lane.free_at)
 
-    def settled(self, ticket: Ticket) -> None:
+    def finish(self, ticket: Ticket) -> None:
         """Remove the ticket of a finished request."""
         del self.tickets[ticket.number]
         lane = ticket.lane

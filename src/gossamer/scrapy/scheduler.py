@@ -184,7 +184,7 @@ class Scheduler(BaseScheduler):
         if handled:
             self._hooks.flush_feeds()
         for ticket in handled:
-            self._lanes.settled(ticket)
+            self._lanes.finish(ticket)
             if not ticket.void and not ticket.lane.lost:
                 self._send(BridgeMessage(outcome=ticket.outcome()))
         self._schedule_wake()

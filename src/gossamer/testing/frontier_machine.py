@@ -83,11 +83,11 @@ class Model:
         for key in keys:
             self.known[key].token = lease.token
 
-    def bury(self, held: ModelLease, *, settled: bool, rests_since: float) -> None:
+    def end_lease(self, held: ModelLease, *, completed: bool, rests_since: float) -> None:
         """End a lease: the rest of its batch is queued again."""
         place = self.places[held.lease.site]
         del self.held[held.lease.token]
-        self.dead.append((held.lease, settled))
+        self.dead.append((held.lease, completed))
         for key in held.keys:
             known = self.known[key]
             known.token = 0
@@ -100,7 +100,7 @@ class Model:
     def free(self, held: ModelLease) -> None:
         """End a lease, and start the delay of its lane."""
         place = self.places[held.lease.site]
-        self.bury(held, settled=not held.keys, rests_since=self.now)
+        self.end_lease(held, completed=not held.keys, rests_since=self.now)
         place.ready_at[held.lease.lane] = self.now + place.delay * place.lanes
 
     def end_of(self, held: ModelLease) -> float:
@@ -117,7 +117,7 @@ class Model:
                     known.lapses += 1
                     if known.lapses >= DELIVERIES:
                         known.state = "parked"
-                self.bury(held, settled=False, rests_since=self.now - self.end_of(held) + held.expires_at)
+                self.end_lease(held, completed=False, rests_since=self.now - self.end_of(held) + held.expires_at)
 
     def note(self, given: SiteNote) -> None:
         place = self.places[given.site]
@@ -133,7 +133,7 @@ class Model:
                     if known.state == "open" and not known.token:
                         known.state = "failed"
 
-    def settle(self, held: ModelLease, result: Outcome) -> None:
+    def complete(self, held: ModelLease, result: Outcome) -> None:
         known, closed = self.known[result.key], self.places[held.lease.site].closed
         held.keys.discard(result.key)
         known.token, known.lapses = 0, 0
@@ -149,7 +149,7 @@ class Model:
     def crash(self) -> None:
         """All workers were killed: leases are void, and every site rests."""
         for held in list(self.held.values()):
-            self.bury(held, settled=False, rests_since=self.now)
+            self.end_lease(held, completed=False, rests_since=self.now)
         self.dead = [(lease, True) for lease, _ in self.dead]
         for site, place in self.places.items():
             place.lanes = 2 if place.robots and site == SITES[-1] else 1
@@ -305,7 +305,7 @@ class FrontierMachine(RuleBasedStateMachine):
         for each in notes:
             self.model.note(each)
         for result in results:
-            self.model.settle(held, result)
+            self.model.complete(held, result)
         if not held.keys:
             self.model.free(held)
         if again:
@@ -315,13 +315,13 @@ class FrontierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.dead)
     @rule(pick=picks, keys=some_keys, what=learned)
     def complete_late(self, pick: int, keys: set[int], what: str) -> None:
-        lease, settled = self.model.dead[-1 - pick % len(self.model.dead)]
+        lease, completed = self.model.dead[-1 - pick % len(self.model.dead)]
         # Links to another shard are sent before the token of the outcome is checked.
         links = tuple(page(key, SITES[key % 3]) for key in keys) if self.harness.one_store else ()
         late = [outcome(lease, request.key, links=links) for request in lease.requests]
         receipt = self.run(self.frontier.complete(late, notes=self._notes(lease, what, 40)))
         assert (receipt.accepted, receipt.stale + receipt.repeated) == (0, len(late))
-        assert settled or receipt.repeated == 0
+        assert completed or receipt.repeated == 0
         self.stale += receipt.stale
         self.run(self.frontier.release([lease]))
         assert self.run(self.frontier.extend([lease], seconds=50.0)) == []

@@ -17,7 +17,7 @@ from gossamer.lab.virtual_web import DAY, WEEK, ChangingWeb
 from gossamer.model import Counts, Grant
 from gossamer.settings import Settings
 
-Tell = Callable[[float], Awaitable[None]]
+SetClock = Callable[[float], Awaitable[None]]
 """Sets a store's clock to an epoch time."""
 
 SLACK = 600.0
@@ -54,17 +54,17 @@ def changing_web(clock: LoopClock) -> ChangingWeb:
     )
 
 
-class Patient:
+class TimelessFrontier:
     """A frontier whose calls take no virtual time.
 
-    `tell` sets the clock of a store before each call. It requires a single worker, which is idle until it has done
+    `set_clock` sets the clock of a store before each call. It requires a single worker, which is idle until it has done
     something itself or something is due."""
 
-    def __init__(self, frontier: Frontier, clock: LoopClock, tell: Tell | None = None) -> None:
+    def __init__(self, frontier: Frontier, clock: LoopClock, set_clock: SetClock | None = None) -> None:
         self._frontier = frontier
         self._clock = clock
-        self._tell = tell
-        self._told_at = -1.0
+        self._set_clock = set_clock
+        self._set_at = -1.0
         self._changed = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -84,13 +84,13 @@ class Patient:
         return call
 
     async def _on_time(self, call: Awaitable[Any]) -> Any:
-        if self._tell is not None and self._clock.epoch() > self._told_at:
-            self._told_at = self._clock.epoch()
-            await self._tell(self._told_at)
+        if self._set_clock is not None and self._clock.epoch() > self._set_at:
+            self._set_at = self._clock.epoch()
+            await self._set_clock(self._set_at)
         return await call
 
     async def idle(self, grant: Grant) -> None:
-        if self._tell is None:
+        if self._set_clock is None:
             await self._frontier.idle(grant)
             return
         try:
@@ -108,11 +108,11 @@ async def live(
     secret: bytes,
     until: tuple[float, int],
     chosen: Settings,
-    tell: Tell | None = None,
+    set_clock: SetClock | None = None,
 ) -> Counts:
     """Let one worker crawl until a time, in seconds since the web began, and so many visits more, and kill it: nothing
     is given back. What the frontier counts then."""
-    frontier = cast(Frontier, Patient(fleet, clock, tell))
+    frontier = cast(Frontier, TimelessFrontier(fleet, clock, set_clock))
     linker = Linker(chosen, secret, RecentKeys())
     await frontier.add([linker.seed(url) for url in web.seeds])
     spider = Spider()

@@ -74,8 +74,8 @@ def _ended(evidence: Evidence) -> Iterator[str]:
     if counts.known != ended + waiting:
         yield f"I2: {counts.known} URLs are known, {ended} have come to an end, and {waiting} wait"
     requests = journal.requests()
-    settled = {requests[row.number].key for row in journal.outcomes()}
-    for key in sorted(evidence.witness.accepted - settled):
+    completed = {requests[row.number].key for row in journal.outcomes()}
+    for key in sorted(evidence.witness.accepted - completed):
         yield f"P7: what came of {key:016x} was acknowledged, and is not kept"
 
 
@@ -125,18 +125,18 @@ def stored_by_host(journal: KeptJournal | Journals) -> Counter[str]:
 def _repeats(evidence: Evidence) -> Iterator[str]:
     """I3, P1, P2: a page is requested once per delivery; only retries, revisits, and faults add deliveries."""
     settings, journal = evidence.scenario.settings, evidence.journal
-    settled: dict[int, list[float]] = {}
+    completed: dict[int, list[float]] = {}
     retried: Counter[int] = Counter()
     for row in journal.outcomes():
         if row.status == RETRY:
             retried[row.number] += 1
         else:
-            settled.setdefault(row.number, []).append(row.at)
-    asked = Counter(f"http://{hit.host}{hit.path}" for hit in evidence.web.hits)
+            completed.setdefault(row.number, []).append(row.at)
+    requested = Counter(f"http://{hit.host}{hit.path}" for hit in evidence.web.hits)
     repeats = journal.lost_outcomes and -journal.lost_outcomes
     keys: set[int] = set()
     for number, request in journal.requests().items():
-        visits = settled.get(number, [])
+        visits = completed.get(number, [])
         if request.key in keys:
             yield f"P1: {request.url} was queued twice"
         keys.add(request.key)
@@ -147,9 +147,9 @@ def _repeats(evidence: Evidence) -> Iterator[str]:
         if retried[number] > (settings.tries - 1) * max(1, len(visits) + bool(settings.recrawl)):
             yield f"tries: {request.url} was tried {retried[number] + 1} times"
         deliveries = evidence.witness.deliveries[request.key]
-        if asked[request.url] > deliveries:
-            yield f"P2: {request.url} was requested {asked[request.url]} times and leased {deliveries} times"
-        repeats += max(0, asked[request.url] - max(1, len(visits)) - retried[number])
+        if requested[request.url] > deliveries:
+            yield f"P2: {request.url} was requested {requested[request.url]} times and leased {deliveries} times"
+        repeats += max(0, requested[request.url] - max(1, len(visits)) - retried[number])
     if repeats > evidence.in_flight:
         yield f"I3: {repeats} repeats, though at most {evidence.in_flight} requests were in hand when something befell"
 

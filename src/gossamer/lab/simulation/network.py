@@ -130,13 +130,13 @@ class LossyLink:
         return await self._call(lambda server: call(_shard(server)))
 
     async def _settle(self, outcomes: Sequence[Outcome], call: Callable[[Server], Awaitable[Receipt]]) -> Receipt:
-        async def settle(server: Server) -> Receipt:
+        async def complete(server: Server) -> Receipt:
             late = self._witness.superseded(outcomes)
             receipt = await call(server)
-            self._witness.settled(outcomes, late, receipt)
+            self._witness.completed(outcomes, late, receipt)
             return receipt
 
-        receipt = await self._call(settle)
+        receipt = await self._call(complete)
         for outcome in outcomes:
             left = self._left.pop(outcome.token, 0)
             if left > 1:
@@ -259,13 +259,13 @@ class ShardLink(LossyLink):
 
     async def _call(self, call: Callable[[Server], Coroutine[Any, Any, T]], **how: Any) -> T:
         """Like any call; if the shard has moved, the next call goes to its new server."""
-        asked = self.server
+        target = self.server
         try:
             return await super()._call(call, **how)
         except Elsewhere as error:
-            if self.server == asked:
+            if self.server == target:
                 names = list(self._servers.machines)
-                self.server = error.server or names[(names.index(asked) + 1) % len(names)]
+                self.server = error.server or names[(names.index(target) + 1) % len(names)]
             raise
 
 

@@ -216,8 +216,15 @@ class _KeptPast(Past):
             yield place, row.number, row.status, row.again_at, row.state is not None
 
     def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        for number, asked in sorted(self._journal.requests().items()):
-            yield number, asked.key, self._journal._of_site[number], asked.priority, asked.depth, asked.hops
+        for number, request in sorted(self._journal.requests().items()):
+            yield (
+                number,
+                request.key,
+                self._journal._of_site[number],
+                request.priority,
+                request.depth,
+                request.hops,
+            )
 
 
 class KeptSink:

@@ -127,13 +127,15 @@ class SimulatedWeb:
         finally:
             patient.cancel()
 
-    def _serve(self, worker: str, spec: SiteSpec, asked: str, reply: asyncio.Future[Answer], on_wire: Context) -> None:
+    def _serve(
+        self, worker: str, spec: SiteSpec, requested: str, reply: asyncio.Future[Answer], on_wire: Context
+    ) -> None:
         loop = asyncio.get_running_loop()
         at = loop.time()
-        status, body, error = self._answer(spec, asked, at)
+        status, body, error = self._answer(spec, requested, at)
         seconds = spec.answer_seconds * self._chance.uniform(0.5, 1.5)
-        self.hits.append(SimHit(at, spec.host, asked, worker, status, at + seconds))
-        self._note("hit", spec.host, asked, worker, status)
+        self.hits.append(SimHit(at, spec.host, requested, worker, status, at + seconds))
+        self._note("hit", spec.host, requested, worker, status)
         if len(self.hits) > self._most:
             self._runaway()
         back_in = seconds + spec.trip_seconds
@@ -144,8 +146,8 @@ class SimulatedWeb:
             header, body = (("location", body.decode()), b"") if status == 301 else (("content-type", kind), body)
             loop.call_later(back_in, _arrive, reply, (status, (header,), body), context=on_wire)
 
-    def _answer(self, spec: SiteSpec, asked: str, at: float) -> tuple[int, bytes, FetchError | None]:
-        if asked == "/robots.txt":
+    def _answer(self, spec: SiteSpec, requested: str, at: float) -> tuple[int, bytes, FetchError | None]:
+        if requested == "/robots.txt":
             return self._robots(spec, at)
         if spec.temper == "broken":
             return 500, b"", None
@@ -155,9 +157,9 @@ class SimulatedWeb:
                 self._faults[spec.host] = left - 1
                 cut = ProtocolBroken("the answer was cut off")
                 return self._chance.choice(((500, b"", None), (503, b"", None), (0, b"", None), (0, b"", cut)))
-        if asked.startswith("/private"):
+        if requested.startswith("/private"):
             return 200, b"<p>secret</p>", None
-        found = _PAGE.fullmatch(asked)
+        found = _PAGE.fullmatch(requested)
         if found is None or int(found[2] or 0) >= spec.pages:
             return 404, b"", None
         number = int(found[2] or 0)
@@ -279,7 +281,7 @@ class Witness:
         """Number of outcomes with a token whose lane has been leased again."""
         return sum(self._newest.get((outcome.site, outcome.lane), 0) > outcome.token for outcome in outcomes)
 
-    def settled(self, outcomes: Sequence[Outcome], late: int, receipt: Receipt) -> None:
+    def completed(self, outcomes: Sequence[Outcome], late: int, receipt: Receipt) -> None:
         """Record accepted outcomes, given the number of stale ones."""
         if receipt.accepted > len(outcomes) - late:
             self.faults.append(
