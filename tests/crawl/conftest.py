@@ -1,4 +1,4 @@
-"""Crawl tests run with one worker in the owner's process, and with four of their own."""
+"""Fixtures of the crawl tests: one worker in the owner's process, and four worker processes."""
 
 from __future__ import annotations
 

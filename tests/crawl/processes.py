@@ -1,4 +1,4 @@
-"""Crawls as people run them: real processes, judged by their files and by the web server's log."""
+"""Helpers that run crawls as real processes, verified by their files and the web server's log."""
 
 from __future__ import annotations
 

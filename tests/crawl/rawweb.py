@@ -1,4 +1,4 @@
-"""A web server on loopback that answers with whatever bytes a test gives it, and remembers every request."""
+"""A web server on loopback that answers with arbitrary bytes, and records every request."""
 
 from __future__ import annotations
 

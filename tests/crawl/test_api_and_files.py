@@ -1,4 +1,4 @@
-"""A spider that posts JSON, goes from page to page, and keeps the files it finds."""
+"""A spider that posts JSON, follows pagination, and downloads files."""
 
 from __future__ import annotations
 

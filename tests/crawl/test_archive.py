@@ -1,4 +1,4 @@
-"""Whole crawls into WARC files: under kills and a full disk they hold what pages.jsonl says, each page once."""
+"""Whole crawls into WARC files: after kills and a full disk, they contain each page of pages.jsonl once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of sites and of the network: who is left alone, for how long, and who is not. In virtual time."""
+"""Failures of sites and of the network: who is put on hold, and for how long. In virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The downloader with a browser, and the one that chooses: what pages become, and what they cannot reach or break."""
+"""The browser downloader, and the automatic choice: rendered pages, limits, and isolation."""
 
 from __future__ import annotations
 

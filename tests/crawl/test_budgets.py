@@ -1,4 +1,4 @@
-"""What a page may cost: spiders that do not come to an end, and what becomes of their pages, sites and crawls."""
+"""Budgets of pages: spiders that never return, and the effect on their pages, sites, and crawls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many fetches are under way at once, by what the machine can take."""
+"""Concurrency control: the number of concurrent fetches follows the load of the machine."""
 
 from __future__ import annotations
 

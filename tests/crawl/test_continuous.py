@@ -1,4 +1,4 @@
-"""Continuous crawls of a changing web, in virtual time: weeks take seconds, and the web's own log is the judge."""
+"""Continuous crawls of a changing web in virtual time, verified by the web server's log."""
 
 from __future__ import annotations
 

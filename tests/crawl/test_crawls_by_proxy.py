@@ -1,4 +1,4 @@
-"""Whole crawls behind proxies: a proxy's fault costs time, and no page."""
+"""Whole crawls behind proxies: a failing proxy costs time, and no page."""
 
 from __future__ import annotations
 

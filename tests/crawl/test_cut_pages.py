@@ -1,4 +1,4 @@
-"""What is dropped of a page shows in its line, in every sink, in the summary, and wherever people ask."""
+"""Truncated pages are reported in their record, in every sink, in the summary, and in reports."""
 
 from __future__ import annotations
 

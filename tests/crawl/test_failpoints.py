@@ -1,4 +1,4 @@
-"""Kills at the worst moments, pauses within a lease, little memory: then the same command again, and nothing shows."""
+"""Kills at critical moments, pauses within a lease, and little memory: the next run repairs everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults inside and around a worker: spiders that raise or kill, slow pages, blocked loops, full disks, odd clocks."""
+"""Failures inside and around a worker: raising or crashing spiders, slow pages, full disks, wrong clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage on the owner's socket, H57, and answers that name code, H59: the crawl goes on, and nothing is run."""
+"""Garbage on the owner's socket (H57), and answers that name code (H59): the crawl goes on, and no code runs."""
 
 from __future__ import annotations
 

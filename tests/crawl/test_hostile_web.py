@@ -1,4 +1,4 @@
-"""All hostile answers in one crawl with good pages: the figures of a crawl of the wild web, judged by its files."""
+"""All hostile answers in one crawl with good pages, verified by its files and its resource usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of anything at any moment, then the same command again: each page once, each item once, nothing missing."""
+"""kill -9 of any process at any moment, then the same command again: each page and item once, none missing."""
 
 from __future__ import annotations
 

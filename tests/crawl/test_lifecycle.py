@@ -1,4 +1,4 @@
-"""Spiders and pipelines are opened and closed in each process that runs them, however the process ends."""
+"""Spiders and pipelines are opened and closed in each process that runs them, however it ends."""
 
 from __future__ import annotations
 

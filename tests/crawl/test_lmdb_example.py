@@ -1,4 +1,4 @@
-"""The frontier of another package, `examples/frontier_lmdb`: installed with pip, tested, and crawled with."""
+"""The frontier of another package, `examples/frontier_lmdb`: installed with pip, tested, and used for a crawl."""
 
 from __future__ import annotations
 

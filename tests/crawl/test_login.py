@@ -1,4 +1,4 @@
-"""A crawl behind a log-in, which lasts through kill -9 and stays secret."""
+"""A crawl behind a login, which survives kill -9 and stays secret."""
 
 from __future__ import annotations
 

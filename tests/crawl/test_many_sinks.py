@@ -1,4 +1,4 @@
-"""Whole crawls into sinks on servers: all of them at once, killed and gone on with; and a fleet that shares one."""
+"""Whole crawls into sinks on servers: several at once, killed and resumed; and a fleet that shares one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manners: lanes, per-site settings, Retry-After, back-off, traps and budgets, seen from the server."""
+"""Politeness as seen by the server: lanes, per-site settings, Retry-After, back-off, traps, and budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One continuous crawl of a changing web, twelve virtual weeks, on every frontier: workers and servers are killed."""
+"""A continuous crawl over twelve virtual weeks on every frontier, while workers and servers are killed."""
 
 from __future__ import annotations
 

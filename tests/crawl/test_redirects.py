@@ -1,4 +1,4 @@
-"""Where redirects lead, and where they do not: H08, H09, H11, H12 and H13 of the faults list."""
+"""Redirects: allowed targets, loops, and credentials (H08, H09, H11, H12, and H13 of the faults list)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that ask robots for something, in a whole crawl, H47."""
+"""Robots meta directives of pages in a whole crawl (H47)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a page's links travels to the frontier: none twice by one lease, and all of them after a break."""
+"""Links sent to the frontier: once per lease, and again after a restart of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quota and priorities in whole crawls, in virtual time."""
+"""Site quotas and priorities in whole crawls, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sitemaps in whole crawls: found by robots.txt, read politely, believed within bounds, and safe under kills."""
+"""Sitemaps in whole crawls: discovery, robots rules, limits, and safety under kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spiders in whole crawls: every form of handler, labels, and what they yield wrongly or on a page's behalf."""
+"""Spiders in whole crawls: all forms of handlers, labels, and invalid results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping a crawl: signals, limits and steering, and what is left behind."""
+"""Stopping a crawl: signals, limits, control commands, and cleanup."""
 
 from __future__ import annotations
 

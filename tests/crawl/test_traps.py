@@ -1,4 +1,4 @@
-"""Traps: parts of a site that have no end. The rest of the site, and all other sites, are crawled."""
+"""Crawler traps: endless parts of a site are bounded, and everything else is crawled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are cut: tried again where that may help, then kept, marked, parsed, and never a reference."""
+"""Truncated responses: retried where that may help, then stored, marked, and parsed."""
 
 from __future__ import annotations
 

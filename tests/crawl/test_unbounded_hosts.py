@@ -1,4 +1,4 @@
-"""Hosts without number and sites without end: they keep to their budget, and the others are crawled."""
+"""Endless hosts and endless sites: they stay within their budget, and the others are crawled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole crawls of a generated web, judged by the server's log and the files."""
+"""Whole crawls of a generated web, verified by the server's log and the output files."""
 
 from __future__ import annotations
 

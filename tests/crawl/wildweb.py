@@ -1,4 +1,4 @@
-"""Everything hostile at once, on loopback: recorded and live replies, bad certificates, and pages made to do harm."""
+"""All hostile answers on loopback: recorded and live replies, bad certificates, and malicious pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power cuts for real Redis servers: what one has acknowledged and not synced is gone when it comes back."""
+"""Power cuts of real Redis servers: everything that was acknowledged and not synced is lost."""
 
 from __future__ import annotations
 

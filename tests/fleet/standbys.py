@@ -1,4 +1,4 @@
-"""Database servers with an asynchronous standby that falls behind, and a way to them that can lead elsewhere."""
+"""Database servers with an asynchronous standby that lags, and an address that can fail over to it."""
 
 from __future__ import annotations
 

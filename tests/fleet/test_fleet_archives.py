@@ -1,4 +1,4 @@
-"""What workers of several machines keep in one folder, found by the job's name; and copies that none keeps twice."""
+"""Archives of workers on several machines in one folder, opened by the job's name, without duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of a fleet, as people use them: submit, worker, status, pause, resume, stop, add, export."""
+"""The commands of a fleet: submit, worker, status, pause, resume, stop, add, export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet as people see it: workers with their pulse, sites, regions and shards, on one screen whatever its size."""
+"""The status of a fleet: heartbeats of workers, sites, regions, and shards, on one screen of any size."""
 
 from __future__ import annotations
 

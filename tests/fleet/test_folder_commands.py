@@ -1,4 +1,4 @@
-"""The commands of a fleet on a shared folder: where pages go, and what is taken over from a tree that is there."""
+"""The commands of a fleet on a shared folder: where pages are stored, and importing a tree of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that share a folder and nothing else: processes in mount and network namespaces of their own, under kills."""
+"""Workers that share only a folder, in separate mount and network namespaces, under kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on a shared folder that are all stopped past their leases, again and again, as in a suspended machine."""
+"""Workers on a shared folder that are all suspended past their leases, repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that leave a shared folder on which each claim takes long, as on a busy machine, leave nothing there."""
+"""Workers that leave a slow shared folder give up every shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree of pages, whoever made it, becomes part of a new job."""
+"""Importing a tree of pages into a new job."""
 
 from __future__ import annotations
 

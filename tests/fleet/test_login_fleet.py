@@ -1,4 +1,4 @@
-"""A log-in on a fleet: the site's cookies go along when it moves to another worker, or to another machine."""
+"""A login on a fleet: the site's cookies move with it to other workers and machines."""
 
 from __future__ import annotations
 

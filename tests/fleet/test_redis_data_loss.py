@@ -1,4 +1,4 @@
-"""Redis servers that forget acknowledged seconds in mid-crawl: no page is lost, no host gets two requests too soon."""
+"""Redis servers that lose acknowledged seconds during a crawl: no page is lost, and the delay holds."""
 
 from __future__ import annotations
 

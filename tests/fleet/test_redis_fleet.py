@@ -1,4 +1,4 @@
-"""A fleet on Redis over a network that breaks, and workers that come, sleep and are cut off."""
+"""A fleet on Redis over a broken network, with workers that join, sleep, and are cut off."""
 
 from __future__ import annotations
 

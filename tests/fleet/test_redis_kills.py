@@ -1,4 +1,4 @@
-"""A fleet on Redis under kills: of its workers, and of Redis itself."""
+"""A fleet on Redis under kills of its workers and of Redis."""
 
 from __future__ import annotations
 

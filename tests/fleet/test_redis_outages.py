@@ -1,4 +1,4 @@
-"""Workers wait through every way in which a Redis server can be away, and go on by themselves."""
+"""Workers wait for a Redis server that is unavailable for any reason, and continue automatically."""
 
 from __future__ import annotations
 

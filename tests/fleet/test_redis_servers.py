@@ -1,4 +1,4 @@
-"""The frontier on servers of all kinds: Valkey, TLS, users with few rights, replicas and sentinels."""
+"""Redis servers of all kinds: Valkey, TLS, restricted users, replicas, and Sentinel."""
 
 from __future__ import annotations
 

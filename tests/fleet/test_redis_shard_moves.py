@@ -1,4 +1,4 @@
-"""Moving shards between Redis servers of which each may forget: every step of the protocol in `redis/move.py`."""
+"""Moving shards between Redis servers that may lose data: every step of the protocol in `redis/move.py`."""
 
 from __future__ import annotations
 

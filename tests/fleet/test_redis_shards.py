@@ -1,4 +1,4 @@
-"""A job over several Redis servers, and in a Redis Cluster; servers come and go in the middle of the crawl."""
+"""A job over several Redis servers and in a Redis Cluster, with servers that join and fail during the crawl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole fleet of real processes at once under kills, sleep, wrong clocks and a dying Redis: everything is exact."""
+"""A fleet of real processes under kills, suspensions, wrong clocks, and a failing Redis: results are exact."""
 
 from __future__ import annotations
 

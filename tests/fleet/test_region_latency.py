@@ -1,4 +1,4 @@
-"""Sites go where connecting to them takes the least, whatever their servers take to answer."""
+"""Sites move to the region with the shortest connect time, however slow their servers are."""
 
 from __future__ import annotations
 

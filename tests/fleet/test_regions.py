@@ -1,4 +1,4 @@
-"""Sites are fetched from their region: by rule, by measured latency, and by others when its workers are gone."""
+"""Regions: sites are fetched by rule, by measured latency, or elsewhere if their region has no workers."""
 
 from __future__ import annotations
 

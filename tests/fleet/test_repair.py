@@ -1,4 +1,4 @@
-"""What repair does to a frontier: exactly the pages without a record are queued again, and all counts stay true."""
+"""Repair queues exactly the pages without a record again, and all counts stay correct."""
 
 from __future__ import annotations
 

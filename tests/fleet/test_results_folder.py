@@ -1,4 +1,4 @@
-"""Results folders of fleets: who does not see the job's is refused, what is lost is reported and fetched again."""
+"""Results folders of fleets: a worker without the job's folder is refused, and lost results are fetched again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sitemaps on frontiers that a fleet shares: their pages are found by every backend."""
+"""Sitemaps on frontiers of a fleet: every backend finds their pages."""
 
 from __future__ import annotations
 

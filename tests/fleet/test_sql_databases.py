@@ -1,4 +1,4 @@
-"""A crawl over several databases by its commands: one is added in the middle, and old rows are thrown away."""
+"""A crawl over several databases by its commands: adding a database, and compacting old rows."""
 
 from __future__ import annotations
 

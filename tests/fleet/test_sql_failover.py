@@ -1,4 +1,4 @@
-"""A database server that fails over to one that lacks its last second: nothing is lost, and no site is hurried."""
+"""A database fail-over that loses the last second: no page is lost, and the delay holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers in processes of their own on one database: killed at any moment, they lose nothing and meet nowhere."""
+"""Workers in separate processes on one database: kills lose nothing, and no two fetch the same page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which a database can be away: each call says "unavailable", and works again once the server is back."""
+"""Databases that are unavailable for any reason: each call raises Unavailable, and works again afterwards."""
 
 from __future__ import annotations
 

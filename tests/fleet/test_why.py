@@ -1,4 +1,4 @@
-"""`gossamer why` and `gossamer audit`: the same answers on every backend, judged by the web server's own log."""
+"""`gossamer why` and `gossamer audit`: the same results on every backend, verified by the web server's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several owners of one shared folder, on a clock that the test moves: who has what, and what counts."""
+"""Several owners of one shared folder, in virtual time: ownership of shards, and valid writes."""
 
 from __future__ import annotations
 

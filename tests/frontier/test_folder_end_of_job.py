@@ -1,4 +1,4 @@
-"""A job on a shared folder is over for those who look, also if its last worker was killed after the last page."""
+"""The end of a job on a shared folder is detected even if its last worker was killed."""
 
 from __future__ import annotations
 

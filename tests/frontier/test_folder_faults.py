@@ -1,4 +1,4 @@
-"""A shared folder that fails: by injection what a network file system says, and for real what a mount can do."""
+"""A failing shared folder: injected errors of network file systems, and real mounts."""
 
 from __future__ import annotations
 

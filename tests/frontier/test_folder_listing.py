@@ -1,4 +1,4 @@
-"""What is seen of a job on a folder from outside: the sites of all workers, and nothing that is for nobody to read."""
+"""Listings of a job on a folder from outside: the sites of all workers, and no secrets."""
 
 from __future__ import annotations
 

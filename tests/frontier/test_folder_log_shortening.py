@@ -1,4 +1,4 @@
-"""A shard's log that is made short while its owner goes on, and what a kill or a fault in the middle leaves."""
+"""Shortening a shard's log while its owner works, with kills and failures in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page limit of a job in several shards, where a server runs a call and its answer is lost."""
+"""The page limit of a job in several shards, if a server's answer to a call is lost."""
 
 from __future__ import annotations
 

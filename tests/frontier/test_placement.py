@@ -1,4 +1,4 @@
-"""Where sites belong: rules by name, moves by measure, and parts of the shards."""
+"""Placement of sites: region rules, moves by measured latency, and ranges of shards."""
 
 from __future__ import annotations
 

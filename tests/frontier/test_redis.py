@@ -1,4 +1,4 @@
-"""What only the frontier in Redis promises: packed keys, hostile names, and a word for each way it can fail."""
+"""Specifics of the Redis frontier: packed keys, hostile names, and an error for each failure."""
 
 from __future__ import annotations
 

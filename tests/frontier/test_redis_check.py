@@ -1,4 +1,4 @@
-"""What `doctor` and `submit` say of Redis servers whose settings may lose pages."""
+"""Findings of `doctor` and `submit` about Redis servers whose settings may lose pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox in Redis: what completes a page keeps its links for other servers until those cannot forget them."""
+"""The outbox in Redis: links for other servers are kept until those servers cannot lose them."""
 
 from __future__ import annotations
 

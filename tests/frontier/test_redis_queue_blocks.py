@@ -1,4 +1,4 @@
-"""Long queues in Redis: folding changes what they weigh, and nothing else."""
+"""Long queues in Redis: packing them into blocks changes their size, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a frontier in a database has beside the suite: tables that people read and write, regions, shards, damage."""
+"""Specifics of the SQL frontier: readable tables, the inbox, regions, shards, and damage."""
 
 from __future__ import annotations
 

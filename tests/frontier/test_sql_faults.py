@@ -1,4 +1,4 @@
-"""Databases that are killed, cut off, full or crowded: the work goes on, each page counts once, and nothing is lost."""
+"""Databases that are killed, cut off, full, or overloaded: each page counts once, and none is lost."""
 
 from __future__ import annotations
 

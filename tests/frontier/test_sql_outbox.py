@@ -1,4 +1,4 @@
-"""The outbox of a shard in a database, and how workers know that its server is not the one that it was."""
+"""The outbox of a shard in a database, and how workers detect a restarted or replaced server."""
 
 from __future__ import annotations
 

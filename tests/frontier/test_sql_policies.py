@@ -1,4 +1,4 @@
-"""Continuous crawls and the quota of sites, in a database."""
+"""Continuous crawls and site quotas in a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job in several databases: each site in one shard, each shard in one database, also while it moves."""
+"""A job in several databases: each site in one shard, each shard in one database, even while it moves."""
 
 from __future__ import annotations
 
