@@ -104,7 +104,7 @@ def test_a_handler_without_end_costs_only_its_pages(tmp_path: Path, does: str, e
         pytest.param(IN_C, ("--workers", "2"), marks=pytest.mark.long),
     ],
 )
-def test_the_same_with_processes(tmp_path: Path, does: str, options: tuple[str, str]) -> None:
+def test_endless_handlers_are_killed_in_parser_processes(tmp_path: Path, does: str, options: tuple[str, str]) -> None:
     """A loop in C kills the worker that meets it twice, and is given up by the process that handles it then."""
     with SimWeb(sites=2, pages_per_site=3, page_bytes=2000) as web:
         odd = endless(tmp_path, does, f"page.url == {_second(web)!r}")
@@ -117,7 +117,7 @@ def test_the_same_with_processes(tmp_path: Path, does: str, options: tuple[str, 
     assert found[""] == 5
 
 
-def test_a_crawl_that_hung_in_c_code_goes_on_with_that_page_apart(tmp_path: Path) -> None:
+def test_a_page_that_hangs_in_c_code_is_isolated_on_resume(tmp_path: Path) -> None:
     with SimWeb(sites=2, pages_per_site=3, page_bytes=2000) as web:
         odd = endless(tmp_path, IN_C, f"page.url == {_second(web)!r}")
         first = crawl(tmp_path / "job", web, *QUICK, "--spider", odd)
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_a_spider_that_loops(tmp_path: Path, does: str, options: tup
     assert set(stored(folder).values()) == {1}
 
 
-def test_functions_that_wait_for_the_exit_are_called(tmp_path: Path) -> None:
+def test_atexit_functions_are_called(tmp_path: Path) -> None:
     """Coverage and profilers rely on it, also after a second Ctrl-C."""
     for presses in (0, 1, 2):
         note = tmp_path / f"left-{presses}"
@@ -203,7 +203,7 @@ def test_functions_that_wait_for_the_exit_are_called(tmp_path: Path) -> None:
         assert note.exists(), presses
 
 
-def test_a_profiler_sees_the_crawl(tmp_path: Path) -> None:
+def test_a_profiler_works_during_a_crawl(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=2, page_bytes=2000) as web:
         _, _, module, *rest = command(tmp_path / "job", web.seeds, "--delay", "0")
         profiled = [sys.executable, "-m", "cProfile", "-o", str(tmp_path / "profile"), "-m", module, *rest]

@@ -137,7 +137,7 @@ MIB = 1 << 20
 MEMINFO = "MemTotal: 8388608 kB\nMemFree: 100 kB\nMemAvailable: 419430 kB\n"
 
 
-def test_the_tightest_limit_of_a_cgroup_of_version_2_counts(tmp_path: Path) -> None:
+def test_the_tightest_cgroup_v2_limit_counts(tmp_path: Path) -> None:
     pod = "sys/fs/cgroup/pod"
     found = machine(
         tmp_path,
@@ -162,7 +162,7 @@ def test_the_tightest_limit_of_a_cgroup_of_version_2_counts(tmp_path: Path) -> N
     assert (processor, memory) == (pytest.approx(0.9, abs=0.2), pytest.approx(0.8))  # type: ignore[comparison-overlap]
 
 
-def test_a_container_of_version_1_sees_its_own_limit(tmp_path: Path) -> None:
+def test_a_cgroup_v1_container_sees_its_own_limit(tmp_path: Path) -> None:
     found = machine(
         tmp_path,
         {
@@ -177,7 +177,7 @@ def test_a_container_of_version_1_sees_its_own_limit(tmp_path: Path) -> None:
     assert found.free_bytes() == 4 * MIB
 
 
-def test_a_machine_that_others_fill_does_not_concern_a_small_process(tmp_path: Path) -> None:
+def test_memory_used_by_others_does_not_limit_a_small_process(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "proc/meminfo": MEMINFO, "proc/self/statm": "9 5000 1\n"}
     assert machine(tmp_path / "small", files).memory() == 0.0
     files["proc/self/statm"] = f"9 {2_000_000} 1\n"

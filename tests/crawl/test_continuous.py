@@ -77,7 +77,7 @@ def dead(*paths: str, status: int = 404, until: float = 1e12) -> Callable[[str, 
     return lambda path, at: status if path in paths and at < until else None
 
 
-def test_visits_follow_the_table() -> None:
+def test_visits_follow_the_interval_table() -> None:
     crawl = Week12(None, answers=dead("/p3", until=5 * WEEK)).run()
     assert crawl.weeks("/p1") == list(range(12))
     assert crawl.weeks("/") == list(range(12))
@@ -235,7 +235,7 @@ async def _live(folder: Path, copy: Path, start: float, end: float) -> ChangingW
     return web
 
 
-def test_a_crawl_without_recrawl_ends_as_ever() -> None:
+def test_a_crawl_without_recrawl_finishes() -> None:
     crawl = Week12(None).run(recrawl="")
     assert crawl.summary.counts.finished
     assert crawl.summary.state == "finished"

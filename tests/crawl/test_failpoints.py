@@ -137,7 +137,7 @@ def settled(folder: Path, copy: Path) -> set[str]:
 
 @pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("point", ["answered", "handled", "torn", "written", "inserted", "committed"])
-def test_f03_f04_f05_a_kill_at_the_worst_moment_leaves_no_trace(tmp_path: Path, point: str, workers: int) -> None:
+def test_f03_f04_f05_kills_at_critical_moments_leave_the_files_exact(tmp_path: Path, point: str, workers: int) -> None:
     folder, spider = tmp_path / "job", tmp_path / "shop.py"
     spider.write_text(SPIDER)
     options = ("--delay", str(DELAY), "--spider", str(spider), "--workers", str(workers), "--lease-seconds", "5")

@@ -51,7 +51,7 @@ def test_a_spider_that_raises_costs_only_its_page(tmp_path: Path, workers: str) 
     assert set(stored(tmp_path / "job").values()) == {1}
 
 
-def test_a_page_that_kills_its_workers_is_handled_apart_and_the_rest_is_crawled(tmp_path: Path) -> None:
+def test_a_page_that_kills_its_workers_is_isolated_and_the_rest_crawled(tmp_path: Path) -> None:
     with SimWeb(sites=4, pages_per_site=12, page_bytes=2000) as web:
         odd = spider(tmp_path, f"if page.url == {web.url(0, numbered(web, 5))!r}: os._exit(7)")
         done = crawl(tmp_path / "job", web, "--delay", "0", "--spider", odd, "--workers", "2", "--max-deliveries", "3")
@@ -66,7 +66,7 @@ def test_a_page_that_kills_its_workers_is_handled_apart_and_the_rest_is_crawled(
     assert row["error"] == "spider: the spider's process died on this page"
 
 
-def test_a_page_that_kills_the_whole_crawl_is_handled_apart_by_the_next_run(tmp_path: Path) -> None:
+def test_a_page_that_kills_the_whole_crawl_is_isolated_by_the_next_run(tmp_path: Path) -> None:
     with SimWeb(sites=2, pages_per_site=8, page_bytes=2000) as web:
         poison = web.url(0, numbered(web, 7))
         odd = spider(tmp_path, f"if page.url == {poison!r}: os._exit(7)")

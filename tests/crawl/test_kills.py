@@ -88,13 +88,13 @@ def strike(process: subprocess.Popen[str], chance: random.Random, workers: int, 
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_kills_leave_no_trace_in_the_files(tmp_path: Path, workers: int) -> None:
+def test_kills_leave_the_files_exact(tmp_path: Path, workers: int) -> None:
     kill_and_resume(tmp_path, kills=3, workers=workers, seed=workers)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 4])
-def test_fifty_kills_leave_no_trace_in_the_files(tmp_path: Path, workers: int) -> None:
+def test_fifty_kills_leave_the_files_exact(tmp_path: Path, workers: int) -> None:
     kill_and_resume(tmp_path, kills=50, workers=workers, seed=100 + workers)
 
 
@@ -111,7 +111,7 @@ def test_dead_workers_are_replaced_and_their_pages_fetched(tmp_path: Path) -> No
     assert set(stored(folder).values()) == {1}
 
 
-def test_a_worker_asleep_past_its_lease_changes_nothing(tmp_path: Path) -> None:
+def test_a_worker_suspended_past_its_lease_changes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=6, pages_per_site=60, page_bytes=3000, latency_seconds=0.05) as web:
         process = start(folder, web, "--delay", "0.02", "--workers", "3", "--lease-seconds", "1")

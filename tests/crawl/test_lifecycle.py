@@ -230,7 +230,7 @@ class Raising(gossamer.Spider):
 @pytest.mark.parametrize("options", [ONE, PARSERS], ids=["one process", "parsers"])
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("method", ["open", "close"])
-def test_what_they_raise_fails_the_command_and_closes_the_others(
+def test_an_error_in_open_or_close_fails_the_command_and_closes_the_others(
     tmp_path: Path, options: tuple[str, ...], kind: str, method: str
 ) -> None:
     path = tmp_path / "raising.py"
@@ -245,7 +245,7 @@ def test_what_they_raise_fails_the_command_and_closes_the_others(
     assert len(stored(tmp_path / "job")) == (1 if method == "close" else 0)
 
 
-def test_workers_are_begun_again_when_they_cannot_open_unless_that_would_not_help(tmp_path: Path) -> None:
+def test_workers_that_cannot_open_are_restarted_unless_that_is_useless(tmp_path: Path) -> None:
     path = tmp_path / "raising.py"
     away = "OSError('away') if not os.path.exists({0!r}) and not os.mkdir({0!r}) else SystemExit(0)"
     error = away.format(str(tmp_path / "seen")).replace("else SystemExit(0)", "else None")
@@ -267,7 +267,7 @@ def test_workers_are_begun_again_when_they_cannot_open_unless_that_would_not_hel
     assert time.monotonic() - began < 20
 
 
-def test_an_open_that_waits_does_not_hold_off_the_first_signal(tmp_path: Path) -> None:
+def test_the_first_signal_interrupts_a_waiting_open(tmp_path: Path) -> None:
     path = tmp_path / "waiting.py"
     path.write_text(
         "import asyncio, pathlib, gossamer\n"

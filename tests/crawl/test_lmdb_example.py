@@ -76,7 +76,7 @@ def test_the_code_of_the_how_to_page_is_that_of_the_package(installed: dict[str,
     suite(path, installed, "-k", "test_p7")
 
 
-def test_without_the_package_its_address_is_a_mistake(tmp_path: Path) -> None:
+def test_without_the_package_its_address_is_an_error(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "gossamer", "crawl", "http://a.test", "--job", str(tmp_path / "job")]
     done = run([*words, "--frontier", f"lmdb:{tmp_path}"], environment())
     assert done.returncode == 2
@@ -88,7 +88,7 @@ def has_grown(path: Path, size: int) -> bool:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_kills_leave_no_trace_in_the_files(installed: dict[str, str], tmp_path: Path, workers: str) -> None:
+def test_kills_leave_the_files_exact(installed: dict[str, str], tmp_path: Path, workers: str) -> None:
     spider, folder, kept = tmp_path / "shop.py", tmp_path / "job", tmp_path / "kept"
     spider.write_text(SPIDER)
     pages, deaths = folder / "pages.jsonl", 3
@@ -145,7 +145,7 @@ asyncio.run(main())
 """
 
 
-def test_a_job_at_rest_can_be_asked_continued_and_deleted(installed: dict[str, str], tmp_path: Path) -> None:
+def test_a_stopped_job_can_be_inspected_continued_and_deleted(installed: dict[str, str], tmp_path: Path) -> None:
     kept, folder = tmp_path / "kept", tmp_path / "crawls" / "shop"
     away = ("--frontier", f"lmdb:{kept}")
 

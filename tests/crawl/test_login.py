@@ -91,7 +91,7 @@ def test_a_login_survives_kill_and_resume_and_the_password_is_nowhere(tmp_path: 
     assert not [form for form in (PASSWORD.encode(), b"p%26ss", b"p&ss") if form in kept + again.stderr]
 
 
-def test_without_its_variable_a_crawl_does_not_begin(tmp_path: Path) -> None:
+def test_a_crawl_without_its_secret_variable_does_not_start(tmp_path: Path) -> None:
     spider = tmp_path / "members.py"
     spider.write_text(SPIDER)
     with Members(1) as web:

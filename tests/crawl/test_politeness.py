@@ -35,7 +35,7 @@ def crawl_in(folder: Path, web: SimWeb, *options: str) -> object:
 
 
 @four_is_long
-def test_lanes_keep_the_rate_and_fetch_side_by_side(tmp_path: Path, workers: str) -> None:
+def test_lanes_keep_the_rate_and_fetch_in_parallel(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=40, page_bytes=2000, latency_seconds=0.3) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0.05", "--per-site", "4", "--batch", "4", "--workers", workers)
         assert done.returncode == 0, done.stderr
@@ -67,7 +67,7 @@ def test_one_site_can_have_its_own_delay_headers_and_budget(tmp_path: Path, work
     assert len(stored(tmp_path / "job")) == 12 + 5 + 12
 
 
-def test_retry_after_holds_the_whole_site_also_over_a_restart(tmp_path: Path, workers: str) -> None:
+def test_retry_after_holds_the_whole_site_across_restarts(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=14, page_bytes=2000, kinds=("flaky",), retry_after_seconds=2) as web:
         crawl(tmp_path / "job", web, "--delay", "0", "--max-seconds", "0.6")
         crawl(tmp_path / "job", web, "--delay", "0", "--workers", workers)
@@ -95,7 +95,7 @@ def test_an_unreachable_site_is_closed_and_delays_no_other(tmp_path: Path, worke
 
 @four_is_long
 @pytest.mark.parametrize("trap", ["calendar", "sessions", "deep", "soft404", "facets"])
-def test_a_trap_ends_at_the_budget_and_the_pages_beside_it_are_fetched(tmp_path: Path, trap: str, workers: str) -> None:
+def test_a_trap_ends_at_the_budget_and_other_pages_are_fetched(tmp_path: Path, trap: str, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=20, page_bytes=2000, kinds=(trap, "plain")) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", "--site-budget", "150", "--workers", workers)
         assert done.returncode == 0, done.stderr

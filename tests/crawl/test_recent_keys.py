@@ -31,7 +31,7 @@ def test_the_last_keys_are_known_and_few_are_lost_before_it_is_half_full() -> No
     assert len(lost.intersection(keys[:2_000])) < 1_000, "those from before it grew are there too"
 
 
-def test_cleared_it_knows_nothing() -> None:
+def test_a_cleared_table_knows_no_keys() -> None:
     recent = RecentKeys()
     keys = list(range(1, 50_000))
     recent.update(keys)

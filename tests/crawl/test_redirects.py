@@ -298,7 +298,7 @@ def with_port(answer: Given, port: int) -> Given:
     return lambda asked: answer(asked).replace(b"PORT", str(port).encode())
 
 
-def test_h12_a_wall_of_two_urls_that_never_opens_ends_soon(tmp_path: Path) -> None:
+def test_h12_a_cookie_wall_of_two_urls_that_never_opens_ends_soon(tmp_path: Path) -> None:
     with RawWeb() as web:
         web.answers["/a"] = lambda asked: redirect("/b", f"Set-Cookie: a={len(web.log)}")
         web.answers["/b"] = lambda asked: redirect("/a", f"Set-Cookie: b={len(web.log)}")
@@ -451,7 +451,7 @@ class Form(gossamer.Spider):
 """
 
 
-def test_what_was_posted_is_posted_again_only_where_the_server_insists(tmp_path: Path) -> None:
+def test_a_redirect_repeats_a_post_only_for_307_and_308(tmp_path: Path) -> None:
     spider = tmp_path / "spider.py"
     spider.write_text(POSTING)
     with RawWeb() as web:
@@ -467,7 +467,7 @@ def test_what_was_posted_is_posted_again_only_where_the_server_insists(tmp_path:
     assert {sent[f"/to/{status}"] for status in (307, 308)} == {("POST", b"a=1")}
 
 
-def test_a_seed_is_followed_to_where_its_site_lives_now(tmp_path: Path) -> None:
+def test_a_seed_is_followed_to_another_site(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with RawWeb() as web:
         web.answers[f"x.test:{web.port}/"] = redirect(f"http://www.x.test:{web.port}/")
@@ -547,7 +547,7 @@ def test_a_redirect_to_another_spelling_leads_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["/%7eu", "/~u", "/%7Eu"])
-def test_why_knows_a_page_by_any_spelling(tmp_path: Path, asked: str) -> None:
+def test_why_finds_a_page_by_any_spelling(tmp_path: Path, asked: str) -> None:
     with RawWeb() as web:
         web.answers["/"] = page("/%7Eu")
         web.answers["/%7Eu"] = page(title="found")

@@ -94,7 +94,7 @@ def test_a_priority_of_the_spiders_own_goes_before_its_score() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["bfs", "dfs", "best", "random"])
-def test_a_crawl_goes_by_score_in_every_strategy(strategy: str) -> None:
+def test_a_score_orders_the_crawl_in_every_strategy(strategy: str) -> None:
     from gossamer.jobs.local_run import LocalRun
     from gossamer.lab.virtual_time import LoopClock, run
     from gossamer.lab.virtual_web import Stage

@@ -62,7 +62,7 @@ def web() -> Any:
         yield running
 
 
-def test_pages_of_sitemaps_are_crawled_and_the_files_are_no_pages(web: RawWeb, tmp_path: Path) -> None:
+def test_pages_of_sitemaps_are_crawled_and_the_files_are_not_stored(web: RawWeb, tmp_path: Path) -> None:
     base = f"http://a.test:{web.port}"
     web.answers = {
         "/robots.txt": robots(f"{base}/index.xml", f"{base}/feed"),
@@ -182,7 +182,7 @@ def test_h37_a_sitemap_speaks_for_its_host_and_for_those_that_name_it(web: RawWe
     assert "b.test/2" not in asked(web)
 
 
-def test_h37_indexes_end(web: RawWeb) -> None:
+def test_h37_nested_sitemap_indexes_end(web: RawWeb) -> None:
     """H37: an index of itself, and indexes of indexes without end."""
     base = f"http://a.test:{web.port}"
 
@@ -208,7 +208,7 @@ def test_h37_indexes_end(web: RawWeb) -> None:
     assert len(asked(web)) == 3 + 7, "over all indexes"
 
 
-def test_h36_a_bomb_fetches_nothing_and_harms_nobody(web: RawWeb) -> None:
+def test_h36_a_compressed_bomb_fetches_nothing_and_delays_no_other(web: RawWeb) -> None:
     """H36: entities, external DTDs and XInclude lead to no request, and the good entry beside them counts."""
     base = f"http://a.test:{web.port}"
     laughs = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
@@ -233,7 +233,7 @@ def test_sixty_thousand_urls_in_one_file_are_cut_at_fifty_thousand(web: RawWeb) 
     assert summary.stats.listed == 50_000
 
 
-def test_h11_a_sitemap_inside_is_not_reached(web: RawWeb) -> None:
+def test_h11_a_sitemap_at_a_private_address_is_not_fetched(web: RawWeb) -> None:
     """H11: a Sitemap line that points at a metadata service is refused like any other request."""
     web.answers = {"/robots.txt": robots("http://169.254.169.254/sitemap.xml"), "/": page()}
     summary = go(web)

@@ -108,7 +108,7 @@ def test_max_seconds_ends_the_run_and_the_next_goes_on(tmp_path: Path) -> None:
         assert not web.judge().repeated
 
 
-def test_a_second_crawl_of_the_same_job_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+def test_a_second_crawl_of_the_same_job_is_refused_with_the_owners_id(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=2, pages_per_site=60, page_bytes=2000) as web:
         process = start(folder, web, "--delay", "0.1")
@@ -176,7 +176,7 @@ def test_a_crawl_that_is_process_one_of_a_container_keeps_its_workers(tmp_path: 
     assert "starting it again" not in done.stderr
 
 
-def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
+def test_no_worker_survives_its_supervisor(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=6, pages_per_site=100, page_bytes=2000) as web:
         process = start(folder, web, "--delay", "0.1", "--workers", "3")

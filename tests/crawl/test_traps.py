@@ -45,7 +45,7 @@ def test_a_trap_site_takes_little_from_forty_good_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trap", "most"), [("calendar", 40), ("sessions", 40), ("soft404", 40), ("deep", 60), ("facets", 20)]
 )
-def test_each_trap_ends(tmp_path: Path, trap: str, most: int) -> None:
+def test_each_kind_of_trap_ends(tmp_path: Path, trap: str, most: int) -> None:
     """H41."""
     with SimWeb(sites=1, pages_per_site=40, kinds=(trap,), page_bytes=3000) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", "--alike-pages", "15", timeout=60)
@@ -190,7 +190,7 @@ def test_endless_query_filters_are_paused_with_evidence(tmp_path: Path, strategy
     assert len(json.dumps(memo)) < 4000
 
 
-def test_filters_that_lead_to_new_pages_stay_awake() -> None:
+def test_filters_that_lead_to_new_pages_are_not_paused() -> None:
     web = run(_filtered(None, LoopClock(), fruitful=True))
     assert len(web.asked) == 300 + 1
     assert sum(path.startswith("/facets?") for path in web.asked) > 100
@@ -231,13 +231,13 @@ def test_pagination_is_not_paused_and_adds_nothing_to_the_memo() -> None:
     assert len(places) <= 16
 
 
-def test_a_path_of_different_pages_stays_awake() -> None:
+def test_a_path_of_different_pages_is_not_paused() -> None:
     web, done = run(_stroll(None, LoopClock(), copies=False))
     assert len(web.asked) == 200 + 1
     assert done.counts.skipped == 0
 
 
-def test_a_path_wakes_up_in_a_continuous_crawl() -> None:
+def test_a_paused_path_resumes_in_a_continuous_crawl() -> None:
     """What was skipped comes again with the failures' times; by then the path has slept enough, and is looked at."""
     week = 7 * 86_400.0
     settings = {
@@ -296,7 +296,7 @@ def test_a_calendar_is_left_at_its_edge() -> None:
     assert linker.refused == {"calendar": 1}
 
 
-def test_many_paths_are_bounded_and_those_asleep_are_kept() -> None:
+def test_many_paths_are_bounded_and_paused_ones_are_kept() -> None:
     settings = Settings(alike_pages=3)
     paths: dict[str, Any] = {}
     for number in range(200):

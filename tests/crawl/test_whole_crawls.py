@@ -116,7 +116,7 @@ def test_the_summary_as_json_agrees_with_the_files(tmp_path: Path, workers: str)
 
 
 @four_is_long
-def test_a_frontier_in_memory_stores_the_same_pages_and_writes_over_nothing(tmp_path: Path, workers: str) -> None:
+def test_a_frontier_in_memory_stores_the_same_pages(tmp_path: Path, workers: str) -> None:
     options = ("--delay", "0", "--frontier", "memory:", "--workers", workers)
     with SimWeb(sites=3, pages_per_site=10, page_bytes=2000) as web:
         done = crawl(tmp_path / "job", web, *options)

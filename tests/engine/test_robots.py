@@ -53,7 +53,7 @@ def test_lines_end_in_any_way(end: str) -> None:
         b"\xef\xbb\xbfUser-agent *\nDisallow /a",
     ],
 )
-def test_odd_files_are_read(body: bytes) -> None:
+def test_malformed_files_are_parsed(body: bytes) -> None:
     """H45: UTF-16, NUL, HTML."""
     assert not allowed(body, "/a")
     assert allowed(body, "/b")
@@ -378,7 +378,7 @@ def test_packed_robots_come_back_the_same(state: Robots) -> None:
 
 
 @given(st.binary())
-def test_foreign_bytes_are_fetched_again_and_allow_nothing(packed: bytes) -> None:
+def test_invalid_packed_rules_are_due_and_allow_nothing(packed: bytes) -> None:
     for foreign in (packed, b"z" + packed):
         state = unpack(foreign)
         assert state.kind == "unreachable"
@@ -386,7 +386,7 @@ def test_foreign_bytes_are_fetched_again_and_allow_nothing(packed: bytes) -> Non
         assert not Matcher(state.rules).allowed("/")
 
 
-def test_large_robots_are_kept_small() -> None:
+def test_large_robots_are_compressed() -> None:
     state = after((0, 200), body=b"User-agent: *\n" + b"".join(b"Disallow: /folder/%d\n" % n for n in range(5_000)))
     assert state.rules.count == 5_000
     assert len(state.pack()) < 25_000
@@ -423,7 +423,7 @@ def test_answer_is_good_for_its_time() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, None])
-def test_last_good_copy_goes_on_while_the_server_fails(status: int | None) -> None:
+def test_the_last_good_copy_stays_in_force_while_the_server_fails(status: int | None) -> None:
     state = after((0, 200), (DAY, status), (20 * DAY, status))
     assert (state.kind, state.failures) == ("rules", 2)
     assert not Matcher(state.rules).allowed("/private")
@@ -468,7 +468,7 @@ def test_good_answer_ends_a_row_of_failures() -> None:
     assert after((0, 500), (60, 200), (31 * DAY, 500)).failures == 1
 
 
-def test_failures_are_retried_ever_more_rarely_but_hourly() -> None:
+def test_failures_are_retried_with_growing_pauses_up_to_an_hour() -> None:
     waits, state = [], None
     for _ in range(2000):
         state = settle(state, None, b"", agent=AGENT, now=NOW, ttl=DAY)

@@ -35,7 +35,7 @@ runpy.run_module("gossamer.testing.folder_worker", run_name="__main__")
     "seconds",
     [0.02, 0.1, 0.3, *(pytest.param(one, marks=pytest.mark.long) for one in (0.0, 0.01, 0.04, 0.06, 0.15, 0.2, 0.4))],
 )
-def test_workers_that_leave_give_up_every_shard_and_the_job_is_over_for_all(tmp_path: Path, seconds: float) -> None:
+def test_workers_that_leave_release_every_shard(tmp_path: Path, seconds: float) -> None:
     url, output = f"folder:{tmp_path / 'share'}?shards=12", tmp_path / "out"
     with SimWeb(sites=4, pages_per_site=8, page_bytes=1000) as web:
         settings = Settings(delay=0.02, allow_private=True, lease_seconds=8.0, commit_seconds=0.05)

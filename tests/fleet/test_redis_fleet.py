@@ -156,7 +156,7 @@ def test_f52_a_worker_that_is_cut_off_stops_when_its_lease_ends_and_comes_back(
         is_whole(web, folder, delay=0.05)
 
 
-def test_f70_workers_without_a_site_stay_while_another_may_find_links(server: RedisServer, tmp_path: Path) -> None:
+def test_f70_idle_workers_stay_while_others_may_find_links(server: RedisServer, tmp_path: Path) -> None:
     """One site, one lane: two of three workers never have anything to do, and none of them says that it is over."""
     folder = tmp_path / "job"
     with SimWeb(sites=1, pages_per_site=40, page_bytes=2000, links_per_page=2, latency_seconds=0.1) as web:
@@ -189,7 +189,7 @@ def test_a_worker_from_elsewhere_joins_by_address_and_name(server: RedisServer, 
     assert sum(len(rows(path)) for path in (folder / "segments").glob("guest*")) > 20
 
 
-def test_a_worker_asleep_past_its_lease_changes_nothing(server: RedisServer, tmp_path: Path) -> None:
+def test_a_worker_suspended_past_its_lease_changes_nothing(server: RedisServer, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=6, pages_per_site=60, page_bytes=3000, latency_seconds=0.05) as web:
         process = start(

@@ -146,7 +146,7 @@ async def lease(moving: Moving) -> Lease:
     return (await moving.frontier.lease(1, batch=10, seconds=20)).leases[0]
 
 
-def test_a_source_keeps_its_data_until_the_target_has_outlived_them(servers: list[RedisServer]) -> None:
+def test_a_source_keeps_its_data_until_the_target_cannot_lose_them(servers: list[RedisServer]) -> None:
     async def test(moving: Moving) -> None:
         held = await lease(moving)
         both = ",".join(server.url for server in servers)
@@ -341,7 +341,7 @@ def test_a_target_with_a_part_of_the_shard_gives_it_back(servers: list[RedisServ
     over(servers, test)
 
 
-def test_where_both_forget_the_move_it_has_not_been(servers: list[RedisServer]) -> None:
+def test_a_move_that_both_servers_lose_did_not_happen(servers: list[RedisServer]) -> None:
     async def test(moving: Moving) -> None:
         await moving.until("depart")
         await moving.forgetting(0, lambda: moving.forgetting(1, lambda: moving.until("bury")))
@@ -376,7 +376,7 @@ def test_a_target_that_forgets_while_data_come_in_is_given_them_again(servers: l
     over(servers, test)
 
 
-def test_what_was_decided_before_is_refused(servers: list[RedisServer]) -> None:
+def test_late_steps_of_an_earlier_attempt_are_refused(servers: list[RedisServer]) -> None:
     """Clients that were paused for long come with steps of another time."""
 
     async def test(moving: Moving) -> None:
@@ -448,7 +448,7 @@ def test_a_user_without_info_does_not_move_shards(servers: list[RedisServer]) ->
     over(servers, test)
 
 
-def test_a_run_is_outlived_only_while_it_lasts_and_answers() -> None:
+def test_waiting_for_a_stable_run_restarts_with_a_new_run() -> None:
     async def run() -> None:
         answers: list[str | None] = ["a", "a", None, "b", "b", None]
         asked = 0

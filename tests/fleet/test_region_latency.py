@@ -211,7 +211,7 @@ def test_what_connecting_takes_is_known_of_open_connections_and_costs_little(mon
     assert len(looks) < 30
 
 
-def test_a_decision_waits_for_a_page_that_tells_the_distance() -> None:
+def test_a_decision_waits_for_a_page_that_measures_the_distance() -> None:
     class Later(RoundTrips):
         answers: list[float | None] = [None, 0.2]
 

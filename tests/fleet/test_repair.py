@@ -215,7 +215,7 @@ def test_pages_that_failed_are_repaired_and_those_without_a_record_by_right_are_
     asyncio.run(scenario())
 
 
-def test_closed_sites_are_no_alarm_and_their_lost_pages_are_written_off(frontier: str, tmp_path: Path) -> None:
+def test_lost_pages_of_closed_sites_are_written_off_without_an_alarm(frontier: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         job, found = Job(frontier, tmp_path / "results"), sites(2, 8)
         await job.begin(found)
@@ -257,7 +257,7 @@ def test_a_repaired_page_on_a_folder_has_all_that_its_request_had(tmp_path: Path
 
 
 @pytest.mark.parametrize("server", ["postgres_server", "maria_server"])
-def test_what_a_database_cannot_name_is_written_off_and_said(
+def test_lost_pages_a_database_cannot_name_are_written_off_and_reported(
     server: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     async def scenario() -> None:

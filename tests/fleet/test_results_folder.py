@@ -344,7 +344,7 @@ def test_records_that_a_finished_frontier_has_forgotten_are_reported(
         assert "not compared" in found.stderr
 
 
-def test_a_healthy_job_raises_no_alarm_whatever_its_pages_come_to(frontier: str, job: str, tmp_path: Path) -> None:
+def test_a_healthy_job_raises_no_alarm(frontier: str, job: str, tmp_path: Path) -> None:
     """Redirects, robots, sitemaps, failures, resets, sites that stay dark, and workers that are killed on the way."""
     machine = Machine(frontier, tmp_path / "home")
     kinds = ("plain", "redirects", "loops", "errors", "flaky", "resets", "robots-part", "robots-sitemap", "robots-500")

@@ -312,7 +312,7 @@ def test_p3_links_to_other_workers_arrive_and_name_their_page(tmp_path: Path) ->
     play(run, tmp_path)
 
 
-def test_p3_links_of_a_worker_that_died_at_once_are_sent_by_its_heir(tmp_path: Path) -> None:
+def test_p3_links_of_a_dead_worker_are_sent_by_its_successor(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         one, two, here, there = await _two_halves(fleet)
         await one.add([page(1, here)])
@@ -345,7 +345,7 @@ def test_p6_a_job_is_not_finished_while_links_are_on_their_way(tmp_path: Path) -
     play(run, tmp_path)
 
 
-def test_p6_a_job_is_not_finished_while_a_dead_workers_shards_wait_for_an_heir(tmp_path: Path) -> None:
+def test_p6_a_job_is_not_finished_while_shards_of_a_dead_worker_wait(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         one, two, here, _ = await _two_halves(fleet)
         await fleet.rounds(one, two)
@@ -360,7 +360,7 @@ def test_p6_a_job_is_not_finished_while_a_dead_workers_shards_wait_for_an_heir(t
     play(run, tmp_path)
 
 
-def test_a_visitor_adds_counts_and_steers_but_takes_nothing(tmp_path: Path) -> None:
+def test_a_visitor_can_add_count_and_control_but_not_lease(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         visitor = await fleet.hire("")
         assert await visitor.add(pages(1, 2)) == 2
@@ -518,7 +518,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     play(run, tmp_path)
 
 
-def test_a_letter_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
+def test_an_unreadable_letter_is_moved_aside(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         worker = await fleet.hire("one")
         await worker.add(pages(1))
@@ -530,7 +530,7 @@ def test_a_letter_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
     play(run, tmp_path)
 
 
-def test_many_letters_are_read_bit_by_bit(tmp_path: Path) -> None:
+def test_many_letters_are_read_in_parts(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         visitor = await fleet.hire("")
         for number in range(5):
@@ -568,7 +568,7 @@ def test_shards_without_work_are_given_before_others() -> None:
     assert 0 not in to_give(scene("a", dict.fromkeys(range(5), "a"), {0: 5}))
 
 
-def test_work_goes_to_those_who_have_less_of_it() -> None:
+def test_work_moves_to_workers_that_have_less() -> None:
     fair = {shard: "abc"[shard % 3] for shard in range(9)}
     work = {0: 200, 3: 100, 6: 100, 1: 200}
     assert to_give(scene("a", fair, work)) == [0], "as much as it has too much"
@@ -599,7 +599,7 @@ def test_each_lease_is_read_once_and_sites_keep_their_turn(tmp_path: Path) -> No
     play(run, tmp_path)
 
 
-def test_what_waits_to_be_given_counts_as_given(tmp_path: Path) -> None:
+def test_shards_about_to_be_given_away_count_as_given(tmp_path: Path) -> None:
     """Its leases are waited for, and meanwhile the shards that stay grow: no more of them are given for that."""
 
     async def run(fleet: Fleet) -> None:
@@ -705,7 +705,7 @@ def test_shards_come_to_rest_with_fair_shares_of_the_work(seed: int) -> None:
     assert min(shares) >= sum(shares) / len(shares) / 2 - 16
 
 
-def test_a_claim_that_others_have_followed_meanwhile_is_theirs(tmp_path: Path) -> None:
+def test_a_claim_that_others_have_followed_is_lost(tmp_path: Path) -> None:
     """Two see the same shard without an owner; the slower one decides by what it saw, not by what is there now."""
 
     async def run(fleet: Fleet) -> None:
@@ -838,7 +838,7 @@ def test_a_repair_takes_no_shard_of_a_living_worker(tmp_path: Path) -> None:
     play(run, tmp_path)
 
 
-def test_a_process_is_told_from_its_successor() -> None:
+def test_a_process_differs_from_its_successor() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         started = state_and_start(str(process.pid))[1]
         boot, space, _, _ = this_process().split()

@@ -12,7 +12,7 @@ from gossamer.testing.harnesses import folder
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_a_job_whose_last_worker_was_killed_is_as_its_log_says(left: int) -> None:
+def test_the_log_decides_about_a_job_whose_last_worker_was_killed(left: int) -> None:
     settings = Settings(delay=0.0, robots=False, lease_seconds=60.0)
 
     async def scenario() -> None:

@@ -185,7 +185,7 @@ def _race(root: str, entries: int, start: Any, won: Any) -> None:
     won.put(mine)
 
 
-def test_of_eight_who_race_for_an_entry_one_wins(tmp_path: Path) -> None:
+def test_of_eight_concurrent_claims_one_succeeds(tmp_path: Path) -> None:
     """F48: 8 processes, 10,000 entries."""
     entries, racers = 10_000, 8
     SharedFolder(tmp_path).make_folders("tmp", "claims")
@@ -217,7 +217,7 @@ while True:
 """
 
 
-def test_killed_senders_leave_no_half_letter(tmp_path: Path) -> None:
+def test_killed_senders_leave_no_partial_letter(tmp_path: Path) -> None:
     """F47: killed between the write of a file and its renaming; what is left over is swept."""
     share = SharedFolder(tmp_path)
     share.make_folders("tmp", "inbox", "refused")

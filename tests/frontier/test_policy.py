@@ -42,7 +42,7 @@ def test_backoff_doubles_up_to_its_cap(failures: int, base: float, cap: float) -
     assert exact <= policy.backoff(failures + 1, base=base, cap=cap, jitter=0.0) <= 2 * exact
 
 
-def test_backoff_is_not_the_same_for_all() -> None:
+def test_backoff_has_jitter() -> None:
     assert len({policy.backoff(3, base=10, cap=1000) for _ in range(50)}) > 10
 
 

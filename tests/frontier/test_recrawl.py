@@ -87,7 +87,7 @@ def weeks_after(*codes: int, settings: Settings = SETTINGS) -> list[float | None
     return waits
 
 
-def test_visits_follow_the_table() -> None:
+def test_visits_follow_the_interval_table() -> None:
     assert weeks_after(200, 500, 500, 500, 500, 200, 500) == [1, 2, 4, 8, 8, 1, 2]
 
 
@@ -163,12 +163,12 @@ def test_a_state_is_small_and_comes_back_whole(etag: str, modified: str, now: fl
 
 
 @pytest.mark.parametrize("state", [None, {}, {"etag": 5}, {"other": "thing"}, {"looks": "many"}])
-def test_a_state_of_others_counts_as_none(state: dict[str, Any] | None) -> None:
+def test_an_invalid_state_counts_as_no_visit(state: dict[str, Any] | None) -> None:
     assert recrawl.read(state) == VisitOutcome()
 
 
 @pytest.mark.parametrize("value", ["x" * 301, "é", 'a"\r\nX: y', "\0"])
-def test_a_validator_that_cannot_be_sent_back_is_not_kept(value: str) -> None:
+def test_an_invalid_validator_is_not_stored(value: str) -> None:
     assert recrawl.validator(value) == ""
 
 
@@ -238,7 +238,7 @@ def test_a_rate_is_finite_positive_and_grows_with_the_changes(looks: int, share:
     assert all(later > rate for rate, later in pairwise(found))
 
 
-def test_one_quick_change_is_not_taken_for_a_storm() -> None:
+def test_one_quick_change_does_not_imply_a_high_rate() -> None:
     assert recrawl.estimated_rate(1, 1, 60.0, prior_seconds=WEEK) < 1 / DAY
 
 

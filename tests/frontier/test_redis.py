@@ -92,7 +92,7 @@ def test_tokens_grow_though_redis_has_lost_its_last_second(redis_server: RedisSe
     asyncio.run(play())
 
 
-def test_what_is_parked_is_no_suspect_any_more(redis_server: RedisServer, store: redis.Redis) -> None:
+def test_a_parked_request_is_no_suspect(redis_server: RedisServer, store: redis.Redis) -> None:
     async def play() -> None:
         async with Opened(redis_server.url) as opened:
             frontier = await opened(given=Settings(delay=0.0, robots=False, max_deliveries=2))
@@ -283,7 +283,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_crawl(redis_server: RedisSer
 HOSTILE = ("a:b", "{a}", "a}{b", "*", "[a-z]?", "a\nb\r\n", "'\"\\", " ", "j:job", "é\U0001f577", "a" * 300)
 
 
-def test_names_with_signs_that_redis_knows_are_names(redis_server: RedisServer, store: redis.Redis) -> None:
+def test_job_names_with_redis_pattern_characters_work(redis_server: RedisServer, store: redis.Redis) -> None:
     """H54: no two jobs share a key, nor two sites of one job, and a job's keys are all in one slot."""
 
     async def run() -> None:
@@ -316,7 +316,7 @@ def test_names_with_signs_that_redis_knows_are_names(redis_server: RedisServer, 
      b"12345678\x91\xa3abc", b"12345678\xc0", b"12345678" + b"\xff" * 100_000],
     ids=["empty", "short", "pickle", "key and pickle", "cut", "numbers", "no address", "nil", "long"],
 )  # fmt: skip
-def test_what_is_not_a_request_is_parked_and_the_worker_lives(
+def test_an_invalid_entry_is_parked(
     redis_server: RedisServer, store: redis.Redis, stranger: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """H56, H57: nothing of it is run, and the others in the queue are fetched."""
@@ -351,7 +351,7 @@ def test_an_entry_that_is_there_twice_is_handed_out_once(redis_server: RedisServ
     asyncio.run(run())
 
 
-def test_a_stranger_among_delayed_requests_is_parked_too(redis_server: RedisServer, store: redis.Redis) -> None:
+def test_an_invalid_delayed_entry_is_parked(redis_server: RedisServer, store: redis.Redis) -> None:
     async def run() -> None:
         async with Opened(redis_server.url) as opened:
             frontier = await opened()
@@ -415,7 +415,7 @@ def test_a_key_that_is_no_record_is_refused(redis_server: RedisServer, store: re
     asyncio.run(run())
 
 
-def test_several_jobs_in_one_redis_know_nothing_of_one_another(redis_server: RedisServer, store: redis.Redis) -> None:
+def test_several_jobs_in_one_redis_are_isolated(redis_server: RedisServer, store: redis.Redis) -> None:
     async def run() -> None:
         async with Opened(redis_server.url) as opened:
             one, two = await opened("one"), await opened("two", Settings(delay=0.0, strategy="dfs"))
@@ -521,9 +521,7 @@ def test_flushall_is_a_missing_job(redis_server: RedisServer, store: redis.Redis
 
 
 @pytest.mark.parametrize("kind", ["site:a.example", "queue:a.example:0", "ready:", "batch:b.example:0"])
-def test_a_key_that_somebody_deleted_is_found_out_and_named(
-    redis_server: RedisServer, store: redis.Redis, kind: str
-) -> None:
+def test_a_deleted_key_is_detected_and_named(redis_server: RedisServer, store: redis.Redis, kind: str) -> None:
     """F32."""
 
     async def run() -> None:
@@ -647,7 +645,7 @@ def test_a_full_redis_holds_up_what_needs_room_and_goes_on_when_it_has_some() ->
         asyncio.run(run(server, redis.Redis.from_url(server.url)))
 
 
-def test_a_redis_that_would_throw_keys_away_is_refused() -> None:
+def test_a_redis_that_evicts_keys_is_refused() -> None:
     """F27."""
 
     async def run(server: RedisServer) -> None:

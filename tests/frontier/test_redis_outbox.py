@@ -121,7 +121,7 @@ def parcel(server: str, run: str, *numbers: int) -> Parcel:
     return Parcel(server, run, pack_links([link(number, 1) for number in numbers]))
 
 
-def test_a_page_and_its_parcel_land_together(servers: list[RedisServer]) -> None:
+def test_a_page_and_its_parcel_are_committed_together(servers: list[RedisServer]) -> None:
     async def test(pair: Pair) -> None:
         lease = await pair.leased(0, 1)
         receipt = await pair.frontier.complete(outcomes(lease, links=(link(10, 1), link(11, 0))))
@@ -156,7 +156,7 @@ def test_parcels_need_no_outcome(servers: list[RedisServer]) -> None:
     over(servers, test)
 
 
-def test_what_is_added_from_outside_is_kept_on_another_server(servers: list[RedisServer]) -> None:
+def test_added_requests_are_kept_on_another_server(servers: list[RedisServer]) -> None:
     async def test(pair: Pair) -> None:
         await pair.frontier.add([link(1, 0), link(2, 1)])
         assert [box.server for box in await pair.boxes(0)] == [pair.shard(1).server]
@@ -194,7 +194,7 @@ def test_parcels_come_out_in_their_order(servers: list[RedisServer]) -> None:
     over(servers, test)
 
 
-def test_a_box_ages_only_while_it_is_swept_and_its_run_is_the_present_one(servers: list[RedisServer]) -> None:
+def test_a_box_ages_only_while_swept_in_the_present_run(servers: list[RedisServer]) -> None:
     async def test(pair: Pair) -> None:
         home = pair.shard(0)
         server, run = pair.shard(1).server, await pair.shard(1).run()
@@ -309,7 +309,7 @@ def test_a_job_is_finished_only_when_its_outboxes_are_empty(servers: list[RedisS
     over(servers, test)
 
 
-def test_links_for_another_shard_of_the_same_server_hang_on_its_run(redis_server: RedisServer) -> None:
+def test_links_for_the_same_server_require_its_run(redis_server: RedisServer) -> None:
     """They are in no outbox; so a page is not completed by a run that may have forgotten them."""
 
     async def run() -> None:
@@ -406,7 +406,7 @@ async def linked(replica: Any, primary: Any) -> None:
     raise AssertionError("the replica does not catch up")
 
 
-def test_who_may_not_ask_for_the_run_goes_on_without_it(servers: list[RedisServer]) -> None:
+def test_a_user_without_info_works_without_the_run(servers: list[RedisServer]) -> None:
     async def run() -> None:
         for server in servers:
             with redis.Redis.from_url(server.url) as store:

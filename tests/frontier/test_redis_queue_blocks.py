@@ -279,7 +279,7 @@ def test_a_lease_that_finds_a_block_first_is_not_empty(redis_server: RedisServer
 # Several clients, and such as die
 
 
-def test_two_clients_that_fold_and_take_at_once_lose_nothing(redis_server: RedisServer, store: redis.Redis) -> None:
+def test_concurrent_folding_and_leasing_loses_nothing(redis_server: RedisServer, store: redis.Redis) -> None:
     async def run(strategy: str) -> None:
         store.flushall()
         async with workers(redis_server.url, 3, size=4, strategy=strategy, per_site=4) as frontiers:
@@ -310,7 +310,7 @@ def test_two_clients_that_fold_and_take_at_once_lose_nothing(redis_server: Redis
 
 
 @pytest.mark.parametrize("strategy", ["bfs", "dfs", "random"])
-def test_a_fold_that_comes_late_changes_nothing(redis_server: RedisServer, store: redis.Redis, strategy: str) -> None:
+def test_a_late_fold_changes_nothing(redis_server: RedisServer, store: redis.Redis, strategy: str) -> None:
     """Between reading and folding another client folds the same, or takes some of it."""
 
     async def run() -> None:
@@ -522,7 +522,7 @@ def test_a_url_in_a_block_is_found(redis_server: RedisServer, store: redis.Redis
 
 
 @pytest.mark.parametrize("strategy", ["bfs", "dfs", "random"])
-def test_a_block_that_nobody_can_read_is_parked_whole(
+def test_an_unreadable_block_is_parked(
     redis_server: RedisServer, store: redis.Redis, strategy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:

@@ -76,7 +76,7 @@ def test_waiting_sites_cost_an_idle_worker_nothing() -> None:
     assert schedule.looked < 1000
 
 
-def test_what_was_entered_too_early_sinks_to_its_time() -> None:
+def test_an_entry_that_is_too_early_moves_to_its_time() -> None:
     schedule = Schedule(Settings())
     first, second = schedule.site("a", 1), schedule.site("b", 2, ready_at=5.0)
     schedule.push(first, 1, 0)
@@ -168,7 +168,7 @@ def test_a_share_looks_back_over_the_half_that_is_being_filled_and_the_one_befor
     assert [share.count("a", 3), share.count("a", 1), share.left("b")] == [False, True, 4], "a half begins at nothing"
 
 
-def test_closing_gives_up_what_waits_and_keeps_the_sums() -> None:
+def test_closing_a_site_drops_its_queue_and_keeps_the_counts() -> None:
     schedule = Schedule(Settings())
     site, other = schedule.site("a", 1), schedule.site("b", 2)
     schedule.lapses[3] = 2
@@ -182,7 +182,7 @@ def test_closing_gives_up_what_waits_and_keeps_the_sums() -> None:
     assert (schedule.queued, schedule.delayed, len(schedule.revisits)) == (0, 1, 0)
 
 
-def test_a_withdrawn_request_is_nowhere() -> None:
+def test_a_withdrawn_request_is_not_queued() -> None:
     schedule = Schedule(Settings())
     site = schedule.site("a", 1)
     schedule.lapses[2] = 2

@@ -242,7 +242,7 @@ def test_sites_of_a_region_and_those_of_nobody_have_their_turns(server: SqlServe
     run(server, check, region="eu", context=ShardContext(region_of=_germany))
 
 
-def test_everything_is_known_of_a_url(server: SqlServer) -> None:
+def test_lookup_returns_everything_about_a_url(server: SqlServer) -> None:
     async def check(frontier: SqlFrontier) -> None:
         first, second = good(frontier, "https://a.example/1"), good(frontier, "https://a.example/2", depth=2)
         assert await frontier.lookup(first.url) is None
@@ -293,7 +293,7 @@ def test_a_worker_reads_changed_settings(server: SqlServer) -> None:
     run(server, check)
 
 
-def test_text_of_any_kind_names_sites_and_workers(server: SqlServer) -> None:
+def test_sites_and_workers_may_have_any_name(server: SqlServer) -> None:
     """H54. Names that a database might take for equal, cut, or read as its own words are names like others."""
     names = [
         "a.example",
@@ -444,7 +444,7 @@ def test_a_closed_site_takes_no_link_of_a_slower_worker(server: SqlServer) -> No
     asyncio.run(play())
 
 
-def test_no_site_sleeps_while_somebody_adds_to_it(server: SqlServer) -> None:
+def test_no_site_is_put_to_sleep_while_requests_are_added(server: SqlServer) -> None:
     """One drains sites and puts them to sleep while another adds to them; nothing is left lying."""
 
     async def play() -> None:

@@ -108,7 +108,7 @@ def test_parcels_are_put_in_with_the_page_or_not_at_all(places: list[str]) -> No
     play(test)
 
 
-def test_a_page_hangs_on_the_run_that_took_its_links(places: list[str]) -> None:
+def test_a_page_requires_the_run_that_took_its_links(places: list[str]) -> None:
     """Links that another shard of the same server took are in no outbox: a later run may have forgotten them."""
 
     async def test() -> None:
@@ -190,7 +190,7 @@ def test_parcels_age_only_while_their_run_is_watched(places: list[str]) -> None:
     play(test)
 
 
-def test_two_who_sweep_age_a_box_once(places: list[str]) -> None:
+def test_concurrent_sweeps_age_a_box_once(places: list[str]) -> None:
     async def test() -> None:
         one, two = await shard(places[0]), await shard(places[0], worker="two")
         await one.complete([], parcels=[parcel(1)])

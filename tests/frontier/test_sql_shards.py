@@ -250,7 +250,7 @@ def test_a_move_that_is_killed_anywhere_is_finished_by_the_next(
     asyncio.run(play())
 
 
-def test_two_who_spread_at_once_do_no_harm(places: list[str]) -> None:
+def test_concurrent_moves_do_no_harm(places: list[str]) -> None:
     async def spread(url: str) -> None:
         async for _ in spread_sql(url, "job", forget_seconds=0.0):
             pass
@@ -294,9 +294,7 @@ def test_two_who_spread_at_once_do_no_harm(places: list[str]) -> None:
     asyncio.run(play())
 
 
-def test_one_who_spreads_and_sleeps_in_between_changes_nothing_afterwards(
-    places: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suspended_mover_changes_nothing_afterwards(places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else has moved the shard meanwhile, and it was crawled to its end."""
     run = Database.run
 

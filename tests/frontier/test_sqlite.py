@@ -229,7 +229,7 @@ def test_f43_a_write_error_stops_nothing_for_good(tmp_path: Path) -> None:
     assert play(lambda frontier: frontier.counts(), path).done == 1
 
 
-def test_f44_a_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_f44_a_second_owner_is_refused_with_the_first_owners_id(tmp_path: Path) -> None:
     path = tmp_path / "frontier.db"
     with victim(path) as process:
         assert process.stdout is not None

@@ -31,10 +31,10 @@ NAMED: dict[str, tuple[str, ...]] = {
         "fleet/test_sql_fleet.py::test_killed_workers_on_a_database_lose_nothing",
         "fleet/test_folder_fleet.py::test_successors_of_killed_workers_lose_nothing_and_keep_the_delay",
     ),
-    "F02": ("crawl/test_kills.py::test_kills_leave_no_trace_in_the_files",),
+    "F02": ("crawl/test_kills.py::test_kills_leave_the_files_exact",),
     "F09": (
-        "crawl/test_kills.py::test_a_worker_asleep_past_its_lease_changes_nothing",
-        "fleet/test_redis_fleet.py::test_a_worker_asleep_past_its_lease_changes_nothing",
+        "crawl/test_kills.py::test_a_worker_suspended_past_its_lease_changes_nothing",
+        "fleet/test_redis_fleet.py::test_a_worker_suspended_past_its_lease_changes_nothing",
         "fleet/test_folder_fleet.py::test_a_worker_that_was_stopped_past_its_lease_does_no_harm",
     ),
     "F12": ("crawl/test_faults.py::test_a_download_slower_than_the_lease_is_fetched_once",),
