@@ -78,7 +78,7 @@ def version(name: str) -> str:
         found = place / "node_modules" / NODE_PACKAGES[name].rpartition("@")[0]
         return str(json.loads((found / "package.json").read_text())["version"])
     package = PYTHON_PACKAGES[name].split()[0].partition("[")[0].partition("==")[0]
-    return _run(str(folder), "-c", f"import importlib.metadata as m; print(m.version('{package}'))").strip()
+    return _run(str(place), "-c", f"import importlib.metadata as m; print(m.version('{package}'))").strip()
 
 
 class Run(NamedTuple):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ABOVE = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+BOOSTED = ("howto/", "tutorial.md", "cookbook/")
+"""Pages that the search shows first: they answer what people look for."""
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
@@ -31,6 +33,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links to files of the repository to pages of the site."""
     source = page.file.src_uri
+    page.meta["search"] = {"exclude": source == "CHANGELOG.md", "boost": 1.5 if source.startswith(BOOSTED) else 1}
     above = source in ABOVE
     home = "" if above else "docs/"
     root = Path(config.config_file_path).parent

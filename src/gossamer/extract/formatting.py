@@ -33,6 +33,10 @@ _START = re.compile(
     rb"<(?:[bBiIuUsS]|[bB][iI][gG]|[eE][mM]|[tT]{2}|[fF][oO][nN][tT]|[cC][oO][dD][eE]|[sS][mM][aA][lL]{2}"
     rb"|[sS][tT][rR](?:[iI][kK][eE]|[oO][nN][gG]))([\t\n\f\r />])"
 )
+_WITH_ATTRIBUTES = re.compile(rb"<(?:([hHbB][tToO][mMdD][lLyY])|[bBcCeEfFiIsStTuU][a-zA-Z]{0,5})[\t\n\f\r /]")
+"""All formatting tags that may have attributes, and many others; as a group, `<html>` and `<body>` tags."""
+_TAG_BYTES = 3
+"""The bytes that the shortest tag takes."""
 _ROOT = re.compile(rb"<[hHbB][tToO][mMdD][lLyY][\t\n\f\r /]")
 _ROOT_TAG = re.compile(r"<(?:html|body)(?:[\t\n\f\r /][^>]*+)?(?:>|\Z)", re.IGNORECASE)
 _FORMATTING = frozenset(_NAMES.split("|"))
@@ -49,11 +53,18 @@ _MADE = frozenset({"p", "br"})
 
 
 def is_suspicious(body: bytes) -> bool:
-    """Whether a body might create too many elements or attributes, by a cheap upper bound."""
-    tags = body.count(b"<")
-    if _merges_too_many(tags, len(body)) and _merges_too_many(len(_ROOT.findall(body)), len(body)):
+    """Whether a body might create too many elements or attributes, by a cheap upper bound.
+
+    Parsing a page takes little longer than looking at each of its tags, so one look has to do for nearly all pages."""
+    found = _WITH_ATTRIBUTES.findall(body)
+    roots = len(found) - found.count(b"")
+    if _merges_too_many(roots, len(body)):
         return True
-    if tags * tags <= 4 * MAX_REOPENED:
+    most = len(found) - roots + _BARE
+    if most * len(body) <= _TAG_BYTES * MAX_REOPENED:
+        return False
+    tags = body.count(b"<")
+    if most * tags <= MAX_REOPENED:
         return False
     ends = _START.findall(body)
     bare = ends.count(b">")
