@@ -16,7 +16,9 @@ from gossamer.settings import VERSION
 PUBLIC = (
     "AsyncJobHandle",
     "ConfigError",
+    "CrawlSummary",
     "ExtractError",
+    "FailedPage",
     "FetchError",
     "FrontierError",
     "GossamerError",
@@ -26,6 +28,7 @@ PUBLIC = (
     "Request",
     "Response",
     "Results",
+    "SeedsFailed",
     "Settings",
     "SinkError",
     "Spider",

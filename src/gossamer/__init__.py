@@ -8,17 +8,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from gossamer.api import AsyncJobHandle, JobHandle, Pages, Results, crawl, open_job
-    from gossamer.errors import ConfigError, ExtractError, FetchError, FrontierError, GossamerError, SinkError
+    from gossamer.errors import (
+        ConfigError,
+        ExtractError,
+        FetchError,
+        FrontierError,
+        GossamerError,
+        SeedsFailed,
+        SinkError,
+    )
     from gossamer.extract.page import Page
     from gossamer.extract.spider import Spider
-    from gossamer.model import Request, Response, secret
+    from gossamer.jobs.collected import CrawlSummary
+    from gossamer.model import FailedPage, Request, Response, secret
     from gossamer.settings import Settings
 
 # Loaded on first use: workers, parser processes, and the service import this package and need only parts of it.
 _HOMES = {
     "AsyncJobHandle": "api",
     "ConfigError": "errors",
+    "CrawlSummary": "jobs.collected",
     "ExtractError": "errors",
+    "FailedPage": "model",
     "FetchError": "errors",
     "FrontierError": "errors",
     "GossamerError": "errors",
@@ -28,6 +39,7 @@ _HOMES = {
     "Request": "model",
     "Response": "model",
     "Results": "api",
+    "SeedsFailed": "errors",
     "Settings": "settings",
     "SinkError": "errors",
     "Spider": "extract.spider",
@@ -38,7 +50,9 @@ _HOMES = {
 __all__ = [
     "AsyncJobHandle",
     "ConfigError",
+    "CrawlSummary",
     "ExtractError",
+    "FailedPage",
     "FetchError",
     "FrontierError",
     "GossamerError",
@@ -48,6 +62,7 @@ __all__ = [
     "Request",
     "Response",
     "Results",
+    "SeedsFailed",
     "Settings",
     "SinkError",
     "Spider",

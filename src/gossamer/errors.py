@@ -37,10 +37,17 @@ GossamerError
     SinkFull           out of disk space, or the server does not respond; the crawl waits
   ArchiveError         stored data cannot be read: missing, truncated, or corrupt
     NotKept            no sink of the job stores the requested data (also a ConfigError)
+  SeedsFailed          gossamer.crawl() could not fetch any of its seeds
   WorkersDie           worker processes crash repeatedly
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gossamer.model import FailedPage
 
 UNREACHED = "check that the server is running and that the address is right"
 """Hint for a server that cannot be reached."""
@@ -253,6 +260,17 @@ class ArchiveError(GossamerError):
 
 class NotKept(ArchiveError, ConfigError):
     """No sink of the job stores the requested data."""
+
+
+class SeedsFailed(GossamerError):
+    """A crawl in Python could not fetch any of its seeds; `errors` lists them with kind and reason."""
+
+    def __init__(self, message: str, *, hint: str = "", errors: Sequence[FailedPage] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.errors = list(errors)
+        if hint:
+            # Notebooks show the traceback, which has no hint otherwise.
+            self.add_note(f"hint: {hint}")
 
 
 class WorkersDie(GossamerError):

@@ -322,6 +322,19 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     Two reads that find a job finished with the same number confirm it."""
 
 
+class FailedPage(msgspec.Struct, frozen=True):
+    """A URL that could not be fetched or parsed."""
+
+    url: str
+    """The requested URL."""
+    kind: str
+    """The kind of failure, such as `timeout`, `http-404`, or `robots`: see [errors](errors.md)."""
+    reason: str
+    """The error message."""
+    status: int = 0
+    """The HTTP status; 0 without a response."""
+
+
 class Finding(NamedTuple):
     """One finding of a check; `mend` is the suggested fix if the finding is not good."""
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.cut import CutTally
-from gossamer.model import Outcome, PageRow, Record, SiteNote
+from gossamer.model import Outcome, PageRow, Record, Request, SiteNote
 
 _MOST_HELD = 1000
 _MOST_FIELDS = 100
@@ -56,6 +56,9 @@ class Stats:
         self.listed = 0
         """Pages that the sitemaps list, in scope or not."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
+
+    def seeded(self, seeds: Sequence[Request]) -> None:
+        """Note the seeds of the run, before any of them is fetched. Plain statistics do not need them."""
 
     def saw(self, accepted: Sequence[Outcome], records: Sequence[Record], notes: Sequence[SiteNote] = ()) -> None:
         """Count committed results."""

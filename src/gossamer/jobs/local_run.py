@@ -87,6 +87,7 @@ class LocalRun:
         clock: Clock | None = None,
         frontier: str = "",
         tracing: Tracing | None = None,
+        stats: Stats | None = None,
     ) -> None:
         self._folder = folder
         self._tracing = tracing
@@ -102,7 +103,7 @@ class LocalRun:
         self._began_at = 0.0
         self._stop_wanted = ""
         self._suspects: list[int] = []
-        self.stats = Stats(self._clock)
+        self.stats = stats or Stats(self._clock)
         self.added = 0
         self.known_before = 0
         self.coordinator: Coordinator | None = None
@@ -166,7 +167,9 @@ class LocalRun:
                 await frontier.blame(self._suspects)
             store = self._store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known
-            self.added = await frontier.add([linker.seed(url) for url in self._seeds])
+            seeds = [linker.seed(url) for url in self._seeds]
+            self.stats.seeded(seeds)
+            self.added = await frontier.add(seeds)
             await frontier.steer("running")
             if folder is not None:
                 self.coordinator = Coordinator(

@@ -118,6 +118,10 @@ class StoredJob:
         wanted: tuple[Keeps, ...] = ("rows", "items by page") if items else ("rows",)
         return self.need(*wanted).records(all_visits=all_visits, items=items)
 
+    def items(self) -> Iterator[bytes]:
+        """Yield the items of all pages as JSON; NotKept if there are none."""
+        return self.need("items").items()
+
 
 def elsewhere(sinks: Sequence[str]) -> list[str]:
     """Return the sinks that write outside the job's folder, for display."""
