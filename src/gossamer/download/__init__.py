@@ -27,7 +27,7 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: NameResolver 
         if settings.bad_tls == "record" or any(special.client_cert for special in settings.sites.values()):
             raise ConfigError(
                 f"the downloader {settings.downloader} does not support bad_tls = record or a site's own client_cert",
-                hint="--downloader async does",
+                hint="use --downloader async",
             )
         # Few crawls need a browser: do not import its driver for the others.
         from gossamer.download.auto import AutoDownloader
@@ -36,7 +36,7 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: NameResolver 
         return (BrowserDownloader if settings.downloader == "browser" else AutoDownloader)(settings, clock, resolver)
     lowest = {settings.tls_min, *(special.tls_min or "1.2" for special in settings.sites.values())}
     if settings.downloader in ("http2", "threads") and lowest != {"1.2"}:
-        raise ConfigError(f"the downloader {settings.downloader} takes no tls_min", hint="--downloader async does")
+        raise ConfigError(f"the downloader {settings.downloader} does not support tls_min", hint="use --downloader async")
     kind = _kind(settings.downloader)
     found: Downloader = kind(settings, clock, resolver)
     own: dict[str, Downloader] = {
