@@ -36,7 +36,9 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: NameResolver 
         return (BrowserDownloader if settings.downloader == "browser" else AutoDownloader)(settings, clock, resolver)
     lowest = {settings.tls_min, *(special.tls_min or "1.2" for special in settings.sites.values())}
     if settings.downloader in ("http2", "threads") and lowest != {"1.2"}:
-        raise ConfigError(f"the downloader {settings.downloader} does not support tls_min", hint="use --downloader async")
+        raise ConfigError(
+            f"the downloader {settings.downloader} does not support tls_min", hint="use --downloader async"
+        )
     kind = _kind(settings.downloader)
     found: Downloader = kind(settings, clock, resolver)
     own: dict[str, Downloader] = {

@@ -226,21 +226,21 @@ class PageLoads:
 
 def _for_browser(headers: Headers) -> dict[str, str]:
     """Headers in the form that the browser accepts: repeated ones joined, invalid ones dropped."""
-    told: dict[str, str] = {}
+    accepted: dict[str, str] = {}
     for name, value in headers:
         if name in _OMITTED or not value.isascii() or not value.isprintable():
             continue
         between = "\n" if name == "set-cookie" else ", "
-        told[name] = f"{told[name]}{between}{value}" if name in told else value
-    return told
+        accepted[name] = f"{accepted[name]}{between}{value}" if name in accepted else value
+    return accepted
 
 
 def _fresh_seconds(response: Response) -> float:
-    said = [part.strip().lower() for part in response.header("cache-control").split(",")]
+    directives = [part.strip().lower() for part in response.header("cache-control").split(",")]
     varies = {part.strip().lower() for part in response.header("vary").split(",")} - {"", "accept-encoding"}
-    if varies or response.header("set-cookie") or {"no-store", "no-cache", "private"} & set(said):
+    if varies or response.header("set-cookie") or {"no-store", "no-cache", "private"} & set(directives):
         return 0.0
-    for part in said:
+    for part in directives:
         if part.startswith("max-age=") and part[8:].isdecimal():
             return min(float(part[8:18]), LONGEST_FRESH_SECONDS)
     return FRESH_SECONDS

@@ -159,9 +159,9 @@ async def start_chromium(executable: str) -> Chromium:
         )
     except Error as error:
         await driver.stop()
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         hint = "if the sandbox cannot run here, set --browser-path to a script that adds --no-sandbox"
-        raise ConfigError(f"{executable} does not start: {said[0] if said else error!r}", hint=hint) from None
+        raise ConfigError(f"{executable} does not start: {lines[0] if lines else error!r}", hint=hint) from None
     except BaseException:
         await driver.stop()
         raise

@@ -283,8 +283,8 @@ class HttpDownloader:
                 host.ended_count += 1
                 if request.method in SAFE_METHODS:
                     # The server may have seen the request: the caller knows the site's delay and decides on a retry.
-                    said = f"{call.target_url.host}: closed a kept-alive connection"
-                    raise ConnectFailed(said, was_open=True, was_kept=True) from None
+                    message = f"{call.target_url.host}: closed a kept-alive connection"
+                    raise ConnectFailed(message, was_open=True, was_kept=True) from None
             error.args = (f"{call.target_url.host}: {error}",)
             raise
         except FetchError as error:

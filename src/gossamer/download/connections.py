@@ -444,8 +444,8 @@ async def _tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pr
     words = head.split(b"\r\n", 1)[0].split(b" ", 2)
     status = int(words[1]) if len(words) > 1 and words[1].isdigit() and len(words[1]) == 3 else 0
     if not 200 <= status < 300:
-        said = ConnectFailed(f"{target.host} through {proxy.name}: CONNECT failed with status {status}")
-        raise ProxyFault(said, "proxy" if status in (0, 407) else "either")
+        fault = ConnectFailed(f"{target.host} through {proxy.name}: CONNECT failed with status {status}")
+        raise ProxyFault(fault, "proxy" if status in (0, 407) else "either")
 
 
 def proxy_authorization(proxy: Proxy) -> list[str]:

@@ -259,8 +259,8 @@ class Http2Downloader(HttpDownloader):
                         and method in SAFE_METHODS
                     ):
                         # The server may have seen the request: the caller, who knows the delay, decides on a retry.
-                        said = f"{target_url.host}: closed a kept-alive connection"
-                        raise ConnectFailed(said, was_open=True, was_kept=True) from None
+                        message = f"{target_url.host}: closed a kept-alive connection"
+                        raise ConnectFailed(message, was_open=True, was_kept=True) from None
                     raise
                 continue
             return reply._replace(fetched_at=fetched_at, sent_at=sent_at, address=route.address)
@@ -300,8 +300,8 @@ class Http2Downloader(HttpDownloader):
                 reply = await self._ask(client, call, _map(call), self._settings.fetch_seconds)
             except Exception as error:  # every error of the client becomes the result of this page
                 guilty = blame(error, is_tls=target_url.is_tls)
-                said = translate(error, f"{target_url.host} through {proxy.name}")
-                fault = await self._proxies.fault(proxy, target_url.host, guilty, said)
+                translated = translate(error, f"{target_url.host} through {proxy.name}")
+                fault = await self._proxies.fault(proxy, target_url.host, guilty, translated)
                 if guilty == "host" or not failed_before_sending(error):
                     break
                 continue

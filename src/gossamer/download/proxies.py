@@ -199,8 +199,8 @@ def _lines(entries: Iterable[str]) -> list[str]:
         try:
             lines = Path(entry[1:]).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            said = getattr(error, "strerror", "") or "not a text file"
-            raise ConfigError(f"proxy: {entry[1:]}: {said}", hint="@FILE has one address a line") from None
+            message = getattr(error, "strerror", "") or "not a text file"
+            raise ConfigError(f"proxy: {entry[1:]}: {message}", hint="@FILE has one address a line") from None
         listed = [match[0] for line in lines if (match := _LINE.match(line.strip()))]
         if not listed:
             raise ConfigError(f"proxy: {entry[1:]}: no address in the file", hint="@FILE has one address a line")

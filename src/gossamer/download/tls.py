@@ -111,18 +111,18 @@ def check_identity(client_cert: str) -> None:
 def translate_tls(error: ssl.SSLError, where: str) -> FetchError:
     """Return the FetchError for a failed handshake or an alert, by OpenSSL's reason code."""
     reason = error.reason or ""
-    said = f"{where}: {reason.replace('_', ' ').lower() or error}" if where else reason.replace("_", " ").lower()
+    message = f"{where}: {reason.replace('_', ' ').lower() or error}" if where else reason.replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
         return BadCertificate(f"{where}: invalid peer certificate: {error.verify_message}")
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return ConnectFailed(f"{where}: closed the connection during the TLS handshake", hint=END_HINT)
     if reason in _NOT_TLS:
-        return TlsRefused(said, hint="the port does not use TLS: try http://")
+        return TlsRefused(message, hint="the port does not use TLS: try http://")
     if reason in _OUR_CERTIFICATE:
-        return TlsRefused(said, hint="the server requires a client certificate: --client-cert FILE")
+        return TlsRefused(message, hint="the server requires a client certificate: --client-cert FILE")
     if reason in _TOO_OLD:
-        return TlsRefused(said, hint='if it supports old TLS only: --tls-min 1.0, or tls_min = "1.0" for its site')
-    return TlsRefused(said)
+        return TlsRefused(message, hint='if it supports old TLS only: --tls-min 1.0, or tls_min = "1.0" for its site')
+    return TlsRefused(message)
 
 
 def _no_password() -> str:

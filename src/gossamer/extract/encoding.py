@@ -345,8 +345,8 @@ def guess_by_country(sample: bytes, tld: str, detected: str, decode: Callable[[b
         return detected
     names, longest = (_BY_COUNTRY[tld], 5) if tld in _BY_COUNTRY else (("windows-1252",), 2)
     is_of_a_country = len(tld) == 2 or tld in _BY_COUNTRY
-    told = ((_faults(decode(sample, name), name, longest), name) for name in names)
-    fitting = [(faults, name) for faults, name in told if faults is not None]
+    scored = ((_faults(decode(sample, name), name, longest), name) for name in names)
+    fitting = [(faults, name) for faults, name in scored if faults is not None]
     if not fitting:
         return detected
     faults, name = min(fitting, key=lambda one: one[0])
@@ -524,8 +524,8 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
         return "utf-8"
     if body.startswith((b"\xfe\xff", b"\xff\xfe")):
         return "utf-16be" if body[0] == 0xFE else "utf-16le"
-    said = mime.of_headers((content_type,)) if content_type else None
-    if said is not None and (label := said.parameters.get("charset")):
+    mime_type = mime.of_headers((content_type,)) if content_type else None
+    if mime_type is not None and (label := mime_type.parameters.get("charset")):
         name = NAMES.get(label.strip("\t\n\f\r ").lower())
         if name is not None:
             return name
@@ -675,8 +675,8 @@ def _prescan(head: bytes) -> str | None:
         else:
             rest = _REST_OF_TAG.match(head, position)
             position = rest.end() if rest is not None else position
-    said = _XML_ENCODING.match(head)
-    return _from_markup((said[1] or said[2]).decode("latin-1")) if said is not None else None
+    match = _XML_ENCODING.match(head)
+    return _from_markup((match[1] or match[2]).decode("latin-1")) if match is not None else None
 
 
 def _meta(head: bytes, position: int) -> tuple[str | None, int]:
@@ -687,8 +687,8 @@ def _meta(head: bytes, position: int) -> tuple[str | None, int]:
         return _from_markup(attributes["charset"]), position
     if attributes.get("http-equiv", "").lower() != "content-type":
         return None, position
-    said = _CONTENT_CHARSET.search(attributes.get("content", ""))
-    return (_from_markup(said[1] or said[2] or said[3] or "") if said is not None else None), position
+    match = _CONTENT_CHARSET.search(attributes.get("content", ""))
+    return (_from_markup(match[1] or match[2] or match[3] or "") if match is not None else None), position
 
 
 def _attributes(head: bytes, position: int) -> tuple[dict[str, str], int]:

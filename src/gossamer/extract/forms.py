@@ -59,16 +59,16 @@ def fill_form(
             met.add(name)
             fields += _field_values(name, given[name])
     fields += [pair for name, value in given.items() if name not in met for pair in _field_values(name, value)]
-    said = {name: _get(form, name) for name in ("action", "method", "enctype")}
+    attributes = {name: _get(form, name) for name in ("action", "method", "enctype")}
     if button is not None:
-        said.update({name: own for name in said if (own := _get(button, f"form{name}"))})
+        attributes.update({name: own for name in attributes if (own := _get(button, f"form{name}"))})
     charset = _get(form, "accept-charset").replace(",", " ").split()
     known = [NAMES[name.lower()] for name in charset if name.lower() in NAMES]
-    method = said["method"].strip().upper()
+    method = attributes["method"].strip().upper()
     return Submission(
-        said["action"],
+        attributes["action"],
         "POST" if method == "POST" else "GET",
-        said["enctype"].strip().lower() or URLENCODED,
+        attributes["enctype"].strip().lower() or URLENCODED,
         known[0] if known else encoding,
         fields,
     )

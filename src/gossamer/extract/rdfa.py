@@ -231,8 +231,8 @@ class _Reader:
                 self._add(self._base, f"{_RDFA}usesVocabulary", {"@id": vocabulary})
             given = given._replace(vocabulary=vocabulary)
         more = [(name[6:], node.attr(name) or "") for name in node.attrs if name.startswith("xmlns:")]
-        if (said := node.attr("prefix")) is not None:
-            more += [(name, iri) for name, iri in _PREFIX.findall(said) if name and name != "_"]
+        if (prefix_list := node.attr("prefix")) is not None:
+            more += [(name, iri) for name, iri in _PREFIX.findall(prefix_list) if name and name != "_"]
         if more and len(prefixes) < _MOST_PREFIXES:
             named = {name.lower(): iri for name, iri in more[: _MOST_PREFIXES - len(prefixes)]}
             given = given._replace(prefixes={**prefixes, **named})

@@ -145,9 +145,9 @@ def make(reference: str) -> Spider:
     try:
         return kind()
     except Exception as error:  # the user's code may raise anything
-        said = f"{reference}: {kind.__name__}() raised {type(error).__name__}: {error}"
+        message = f"{reference}: {kind.__name__}() raised {type(error).__name__}: {error}"
         hint = "the constructor is called without arguments" if isinstance(error, TypeError) else "fix the file"
-        raise ConfigError(said, hint=hint) from error
+        raise ConfigError(message, hint=hint) from error
 
 
 def load_type(reference: str) -> type:
@@ -216,8 +216,8 @@ def _from_module(name: str, reference: str) -> ModuleType:
     except SyntaxError as error:
         raise _unreadable(error, name) from None
     except (Exception, SystemExit) as error:  # as for a file; an invalid name is a TypeError or a ValueError
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{reference}: {said}", hint="use FILE.py, FILE.py:Class or module:Class") from error
+        message = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{reference}: {message}", hint="use FILE.py, FILE.py:Class or module:Class") from error
 
 
 def _line(error: BaseException, filename: str) -> str:

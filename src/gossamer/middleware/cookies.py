@@ -61,20 +61,20 @@ def parse(text: str, *, now: float) -> SetCookie | None:
     age_ends_at: float | None = None
     date_ends_at: float | None = None
     for attribute in rest:
-        key, _, said = attribute.partition("=")
-        key, said = key.strip(_BLANKS).lower(), said.strip(_BLANKS)
-        if _octets(said) > MAX_ATTRIBUTE_BYTES:
+        key, _, text_value = attribute.partition("=")
+        key, text_value = key.strip(_BLANKS).lower(), text_value.strip(_BLANKS)
+        if _octets(text_value) > MAX_ATTRIBUTE_BYTES:
             continue
         if key == "domain":
-            domain = said.removeprefix(".").lower()
+            domain = text_value.removeprefix(".").lower()
         elif key == "path":
-            path = said if said.startswith("/") else ""
+            path = text_value if text_value.startswith("/") else ""
         elif key == "secure":
             secure = True
-        elif key == "max-age" and _SECONDS.fullmatch(said):
-            seconds = min(int(said[:18]), MAX_AGE_SECONDS)
+        elif key == "max-age" and _SECONDS.fullmatch(text_value):
+            seconds = min(int(text_value[:18]), MAX_AGE_SECONDS)
             age_ends_at = now + seconds if seconds > 0 else -inf
-        elif key == "expires" and (at := cookie_date(said)) is not None:
+        elif key == "expires" and (at := cookie_date(text_value)) is not None:
             date_ends_at = min(at, now + MAX_AGE_SECONDS)
     ends_at = age_ends_at if age_ends_at is not None else date_ends_at
     return SetCookie(name, value, domain, path, secure, inf if ends_at is None else ends_at)
@@ -306,28 +306,28 @@ class CookieJar:
 
     def _parse(self, text: str, url: str) -> Cookie | None:
         """Parse a Set-Cookie value; None where the standard says to ignore it."""
-        said = parse(text, now=self._clock.epoch())
-        if said is None:
+        parsed = parse(text, now=self._clock.epoch())
+        if parsed is None:
             return None
         own, is_safe = host(host_port(url)), url.startswith("https:")
-        if (said.domain and not _may_set(own, said.domain)) or (said.secure and not is_safe):
+        if (parsed.domain and not _may_set(own, parsed.domain)) or (parsed.secure and not is_safe):
             return None
         # A nameless cookie is sent as its value alone, and could imitate another.
-        prefix = said.name.lower() or said.value.lower()
-        if prefix.startswith(("__secure-", "__host-")) and not (said.secure and said.name):
+        prefix = parsed.name.lower() or parsed.value.lower()
+        if prefix.startswith(("__secure-", "__host-")) and not (parsed.secure and parsed.name):
             return None
-        if prefix.startswith("__host-") and (said.domain or said.path != "/"):
+        if prefix.startswith("__host-") and (parsed.domain or parsed.path != "/"):
             return None
-        path = said.path or path_query(url).partition("?")[0].rpartition("/")[0] or "/"
+        path = parsed.path or path_query(url).partition("?")[0].rpartition("/")[0] or "/"
         self._made += 1
         return Cookie(
-            name=said.name,
-            value=said.value,
-            domain=own if self._per_host else said.domain or own,
+            name=parsed.name,
+            value=parsed.value,
+            domain=own if self._per_host else parsed.domain or own,
             path=path,
-            host_only=not said.domain or self._per_host or is_address(own),
-            secure=said.secure,
-            expires_at=said.expires_at,
+            host_only=not parsed.domain or self._per_host or is_address(own),
+            secure=parsed.secure,
+            expires_at=parsed.expires_at,
             number=self._made,
         )
 

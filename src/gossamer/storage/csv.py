@@ -216,10 +216,10 @@ def _text(cell: str) -> str:
     return cell.removeprefix("'")
 
 
-def _select_pages(there: Sequence[str]) -> str:
+def _select_pages(existing: Sequence[str]) -> str:
     """Return the SELECT for a pages.csv with these columns; a file of an earlier version has fewer."""
     columns = ", ".join(
-        f"{_of_cell(name, kind) if name in there else _NO_TEXT} AS {name}"
+        f"{_of_cell(name, kind) if name in existing else _NO_TEXT} AS {name}"
         for name, kind in duckdb_views.PAGE_COLUMNS.items()
     )
     return f"SELECT {duckdb_views.SITE}, * REPLACE ({duckdb_views.FETCHED_AT}) FROM (SELECT {columns} FROM {_READ})"

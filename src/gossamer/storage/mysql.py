@@ -84,11 +84,11 @@ class MySqlSink:
             await self._run(statement)
         self._packet_bytes = int((await self._run("SELECT @@max_allowed_packet"))[0][0])
         pages, *lists = self._names
-        there = await self._run(
+        existing = await self._run(
             "SELECT table_name, column_name FROM information_schema.columns"
             f" WHERE table_schema = DATABASE() AND table_name IN ({', '.join(map(_literal, self._names))})"
         )
-        known = [column for table, column in there if table.lower() == pages.lower()]
+        known = [column for table, column in existing if table.lower() == pages.lower()]
         if known:
             for name in missing_columns(known, self._names, self.server):
                 await self._run(f"ALTER TABLE {pages} ADD COLUMN `{name}` {_MYSQL_TYPES[COLUMNS[name]]}")
@@ -101,7 +101,7 @@ class MySqlSink:
         for typed in self._tables.values():
             await self._make(typed)
         for name in lists:
-            if not any(table.lower() == name.lower() for table, _ in there):
+            if not any(table.lower() == name.lower() for table, _ in existing):
                 await self._run(
                     f"CREATE TABLE {name} (`key` BIGINT, number INT, item LONGTEXT NOT NULL"
                     f" CHECK (JSON_VALID(item)), PRIMARY KEY (`key`, number)) {_TABLE}"
@@ -110,8 +110,8 @@ class MySqlSink:
     async def store(self, batch: Batch) -> None:
         await self._put([_row(row) for row in batch.rows], self._insert, self._update)
         keys = ",".join(map(str, batch.keys))
-        there = dict(await self._run(f"SELECT `key`, token FROM {self._names.pages} WHERE `key` IN ({keys})"))
-        good = {key for key, token in zip(batch.keys, batch.tokens, strict=True) if there.get(key) == token}
+        existing = dict(await self._run(f"SELECT `key`, token FROM {self._names.pages} WHERE `key` IN ({keys})"))
+        good = {key for key, token in zip(batch.keys, batch.tokens, strict=True) if existing.get(key) == token}
         stored = ",".join(map(str, sorted(good)))
         everything = len(good) == len(batch.keys)
         for name, lists in ((self._names.items, batch.items), (self._names.rejected, batch.rejected)):
@@ -129,20 +129,20 @@ class MySqlSink:
 
     async def _make(self, table: ItemTable) -> None:
         """Create the table of an item type, or add missing columns. A column's comment is its kind."""
-        there = await self._run(
+        existing = await self._run(
             "SELECT column_name, column_comment FROM information_schema.columns"
             f" WHERE table_schema = DATABASE() AND table_name = {_literal(table.name)}"
         )
         columns = {
             name: f"{_mysql_quoted(name)} {_MYSQL_TYPES[kind]} COMMENT '{kind}'" for name, kind in table.columns.items()
         }
-        if not there:
+        if not existing:
             await self._run(
                 f"CREATE TABLE {table.name} (`{PAGE}` BIGINT, `{NUMBER}` INT, {', '.join(columns.values())},"
                 f" PRIMARY KEY (`{PAGE}`, `{NUMBER}`)) {_TABLE}"
             )
             return
-        for name in new_columns(dict(there), table, {kind: kind for kind in KINDS}, self.server):
+        for name in new_columns(dict(existing), table, {kind: kind for kind in KINDS}, self.server):
             await self._run(f"ALTER TABLE {table.name} ADD COLUMN {columns[name]}")
 
     async def _put(self, rows: Sequence[str], head: str, tail: str) -> None:

@@ -206,8 +206,8 @@ class LineFiles:
                 _encode_into(line, items, len(items))
                 items += b"\n"
             for one in record.rejected:
-                odd = RejectedLine(key=record.key, token=record.token, **msgspec.structs.asdict(one))
-                _encode_into(odd, aside, len(aside))
+                rejected = RejectedLine(key=record.key, token=record.token, **msgspec.structs.asdict(one))
+                _encode_into(rejected, aside, len(aside))
                 aside += b"\n"
         with self._lock:
             sizes = {stream: file.size for stream, file in self._files.items()}
@@ -474,8 +474,8 @@ class ObjectSink:
 
     def _finished(self) -> list[Path]:
         """Return finished files to upload, an index after its file."""
-        there = [path for path in self._spool.iterdir() if path.suffix not in (_OPEN, "") and path.name[0] != "."]
-        return sorted(there, key=lambda path: (path.suffix == ".cdxj", path.name))
+        finished = [path for path in self._spool.iterdir() if path.suffix not in (_OPEN, "") and path.name[0] != "."]
+        return sorted(finished, key=lambda path: (path.suffix == ".cdxj", path.name))
 
     def _spooled_bytes(self) -> int:
         total = 0

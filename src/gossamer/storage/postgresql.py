@@ -51,7 +51,7 @@ _ADD = (
     'INSERT INTO {} ("key", number, item)'
     " SELECT a, b, c::jsonb FROM unnest($1::bigint[], $2::int[], $3::text[]) AS given (a, b, c)"
 )
-_THERE = (
+_COLUMNS_OF = (
     "SELECT column_name, data_type FROM information_schema.columns"
     " WHERE table_name = $1 AND table_schema = ANY(current_schemas(false))"
 )
@@ -91,7 +91,7 @@ class PostgresSink:
         for table in self._tables.values():
             await self._make(connection, table)
         columns = ", ".join(f'"{name}" {_POSTGRES_TYPES[kind]}' for name, kind in COLUMNS.items())
-        if not (known := await connection.fetch(_THERE, pages.lower())):
+        if not (known := await connection.fetch(_COLUMNS_OF, pages.lower())):
             await connection.execute(
                 f'CREATE TABLE {pages} ("key" bigint PRIMARY KEY, token bigint NOT NULL, {columns});'
                 # A hash index, because URLs may be longer than a B-tree entry.
@@ -134,8 +134,8 @@ class PostgresSink:
 
     async def _make(self, connection: asyncpg.Connection[Any], table: ItemTable) -> None:
         """Create the table of an item type, or add missing columns."""
-        there = await connection.fetch(_THERE, table.name)
-        if not there:
+        existing = await connection.fetch(_COLUMNS_OF, table.name)
+        if not existing:
             columns = ", ".join(
                 f"{_postgres_quoted(name)} {_POSTGRES_TYPES[kind]}" for name, kind in table.columns.items()
             )
@@ -144,7 +144,7 @@ class PostgresSink:
                 f' PRIMARY KEY ("{PAGE}", "{NUMBER}"))'
             )
             return
-        for name in new_columns({row[0]: row[1] for row in there}, table, _POSTGRES_TYPES, self.server):
+        for name in new_columns({row[0]: row[1] for row in existing}, table, _POSTGRES_TYPES, self.server):
             kind = _POSTGRES_TYPES[table.columns[name]]
             await connection.execute(
                 f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {_postgres_quoted(name)} {kind}"

@@ -104,8 +104,8 @@ class StoredJob:
         unread = [masked_address(name) for name in self.sinks if parted(name)[0] in FORMATS and not _is_readable(name)]
         if unread:
             return NotKept(f"{', '.join(unread)}: this sink cannot be read back", hint=hint)
-        if away := self.elsewhere:
-            return NotKept(f"no data in {self.folder} or in {', '.join(away)}", hint="has the crawl started?")
+        if remote := self.elsewhere:
+            return NotKept(f"no data in {self.folder} or in {', '.join(remote)}", hint="has the crawl started?")
         return NotKept(f"no data in {self.folder}", hint="name the job's folder, or --frontier URL for a fleet's job")
 
     def expects(self, *what: Keeps) -> bool:
@@ -249,8 +249,10 @@ def open_stored(*places: str | Path | StoredJob) -> Stored:
             continue
         folder = path if path.is_dir() else folder_of(str(place), ())
         if not folder.is_dir():
-            away = "://" in str(place)
-            hint = "download its objects into a folder, and name that" if away else "see crawls/ for the names of jobs"
+            remote = "://" in str(place)
+            hint = (
+                "download its objects into a folder, and name that" if remote else "see crawls/ for the names of jobs"
+            )
             raise ArchiveError(f"{masked_address(str(place))}: no such job, folder or file", hint=hint)
         _add_place(StoredJob.of(folder), warcs, trees, jobs)
     # A file may be named twice.
@@ -284,9 +286,9 @@ def _add_place(
 
 def _no_bodies(place: StoredJob) -> NotKept:
     """Return the error for a job without bodies."""
-    if away := [name for name in place.elsewhere if name.startswith("warc+")]:
+    if remote := [name for name in place.elsewhere if name.startswith("warc+")]:
         return NotKept(
-            f"the pages of {place.folder} are in {', '.join(away)}",
+            f"the pages of {place.folder} are in {', '.join(remote)}",
             hint="download its objects into a folder, and name that",
         )
     return NotKept(

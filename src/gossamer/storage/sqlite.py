@@ -75,8 +75,8 @@ class SqliteSink:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(_TABLES)
-            there = {name for _, name, *_ in self._database.execute("PRAGMA table_info(pages)")}
-            for name in _COLUMNS.keys() - there:
+            existing = {name for _, name, *_ in self._database.execute("PRAGMA table_info(pages)")}
+            for name in _COLUMNS.keys() - existing:
                 # A file of an earlier version.
                 self._database.execute(f"ALTER TABLE pages ADD COLUMN {name} {_COLUMNS[name]}")
             for table in self._tables.values():
@@ -92,8 +92,8 @@ class SqliteSink:
             f"CREATE TABLE IF NOT EXISTS {table.name} ({PAGE} INTEGER NOT NULL, {NUMBER} INTEGER NOT NULL,"
             f" {', '.join(columns.values())}, PRIMARY KEY ({PAGE}, {NUMBER})) WITHOUT ROWID"
         )
-        there = {name: kind for _, name, kind, *_ in self._database.execute(f"PRAGMA table_info({table.name})")}
-        for name in new_columns(there, table, _TYPED, str(self._path)):
+        existing = {name: kind for _, name, kind, *_ in self._database.execute(f"PRAGMA table_info({table.name})")}
+        for name in new_columns(existing, table, _TYPED, str(self._path)):
             self._database.execute(f"ALTER TABLE {table.name} ADD COLUMN {columns[name]}")
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:

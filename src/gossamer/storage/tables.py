@@ -123,9 +123,9 @@ def _item_value(value: Any, kind: str, name: str, table: ItemTable) -> Any:
     return text if kind != "decimal" or Decimal(text).is_finite() else None
 
 
-def new_columns(there: Mapping[str, str], table: ItemTable, types: Mapping[str, str], server: str) -> Sequence[str]:
-    """Return the columns that a table lacks; `there` maps its columns to types. SinkError if a type differs."""
-    known = {name.lower(): kind for name, kind in there.items()}
+def new_columns(existing: Mapping[str, str], table: ItemTable, types: Mapping[str, str], server: str) -> Sequence[str]:
+    """Return the columns that a table lacks; `existing` maps its columns to types. SinkError if a type differs."""
+    known = {name.lower(): kind for name, kind in existing.items()}
     if PAGE not in known or NUMBER not in known:
         raise SinkError(
             f"{server}: the table {table.name} exists already and was not created by Gossamer",
@@ -322,9 +322,9 @@ def address(opening: Opening, scheme: str) -> tuple[str, TableNames, dict[str, I
     return (f"{url}?{urlencode(options)}" if options else url), names, item_tables(opening.types, items)
 
 
-def missing_columns(there: Iterable[str], names: TableNames, server: str) -> list[str]:
+def missing_columns(existing: Iterable[str], names: TableNames, server: str) -> list[str]:
     """Return the columns that a table of an earlier version lacks; SinkError if it is not a table of this sink."""
-    known = {name.lower() for name in there}
+    known = {name.lower() for name in existing}
     if not {"key", "token", "url"} <= known:
         raise SinkError(
             f"{server}: the table {names.pages} exists already and was not created by Gossamer",
