@@ -143,6 +143,26 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def message_parts(text: str) -> list[str]:
+    """Parts of three words or more of a quoted message that hold no example, such as a name or a number."""
+    parts = re.split(r"\.\.\.|: |\. |^links |\bpid\b|'[^']*'|\S*[/\d]\S*|\b[A-Z]\b|\b[A-Z]{4}\b", text)
+    return [part.strip(" :.,") for part in parts if len(part.split()) >= 3]
+
+
+@pytest.mark.parametrize("name", ["troubleshooting", "delete-jobs", "upgrade"])
+def test_quoted_messages_exist(name: str) -> None:
+    """A message that a how-to explains is one of the program's: its parts are in the source."""
+    text = re.sub(r"^```.*?^```", "", text_of(f"docs/howto/{name}.md"), flags=re.DOTALL | re.MULTILINE)
+    commands = ("gossamer ", "--", "<", "find ", "pipx ", "pip ", "redis-cli ", "export ")
+    quoted = [one for one in re.findall(r"`([^`]+)`", text) if not one.startswith(commands)]
+    quoted += re.findall(r"^ {4}(?:error|hint): (.*)$", text, re.MULTILINE)
+    parts = [part for one in quoted for part in message_parts(" ".join(one.split()))]
+    source = " ".join(path.read_text("utf-8") for path in SOURCE.rglob("*.py"))
+    joined = re.sub(r'"\s+f?"', "", re.sub(r"\s+", " ", source))
+    assert len(parts) >= 3
+    assert [part for part in parts if part not in joined] == []
+
+
 @pytest.mark.parametrize("path", WRITTEN, ids=short)
 def test_every_test_that_is_named_exists(path: Path) -> None:
     missing = []
