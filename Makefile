@@ -57,6 +57,7 @@ check: setup-dev ## lint, check types and architecture, and lint the dashboard's
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 	$(BIN)/oxlint --deny-warnings src/gossamer/service/static
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_architecture.py
 
