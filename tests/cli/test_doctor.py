@@ -84,7 +84,7 @@ def test_doctor_names_unsafe_database_settings(maria_server: SqlServer, tmp_path
         )
         words = ("submit", "http://a.test/", "--job", "weak", "--frontier", postgres.url)
         told = gossamer(*words, "--sink", f"jsonl:{tmp_path}/results", cwd=tmp_path)
-        assert b"weak: a power cut may lose what was acknowledged" in told.stderr
+        assert b"warning: a power cut may lose what was acknowledged" in told.stderr
         assert b"hint: set fsync = on" in told.stderr
     try:
         maria_server.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 2")

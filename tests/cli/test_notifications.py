@@ -48,7 +48,7 @@ def test_unreachable_webhook_only_logs_a_warning(tmp_path: Path) -> None:
         words = ("--notify", gone, "--notify", "exec:false")
         done = gossamer("--log-level", "warning", "crawl", url, "--job", "one", *FAST[:-1], *words, cwd=tmp_path)
         assert done.returncode in (0, 3), done.stderr
-        assert b"notice to 127.0.0.1" in done.stderr
+        assert b"notification to 127.0.0.1" in done.stderr
         assert b"hush" not in done.stderr
         refused = gossamer("crawl", url, *FAST, "--notify", "nobody", cwd=tmp_path)
         assert (refused.returncode, b"neither a URL nor a command" in refused.stderr) == (2, True)

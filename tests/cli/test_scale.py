@@ -78,7 +78,7 @@ def test_scale_ignores_work_of_less_than_a_minute() -> None:
     found = advice(ready(10_000), queued=10_000)
     assert found.workers == 10, "for the lanes"
     assert advice(ready(500), queued=500).workers == 1
-    assert "only 500 pages wait" in advice(ready(500), queued=500).why
+    assert "only 500 pages are queued" in advice(ready(500), queued=500).why
 
 
 def test_scale_recommends_zero_and_names_the_next_due_time() -> None:

@@ -90,7 +90,7 @@ def test_a_submitted_fleet_shares_a_table_and_a_killed_worker_leaves_no_gap(
         submit = ("submit", "--seeds", str(tmp_path / "seeds"), "--job", job, "--allow-private", "--delay", "0.02")
         # On one machine alone this would be lost with it.
         refused = gossamer(*submit, "--sink", maria_server.url, "--sink", "warc")
-        assert "need one place" in refused.communicate()[1]
+        assert "need a shared place" in refused.communicate()[1]
         taken = gossamer(*submit, "--lease-seconds", "2", "--sink", f"{maria_server.url}?table={table}")
         assert "4 URLs added" in taken.communicate()[1]
         workers = [gossamer("worker", "--job", job, "--name", f"w{n}", folder=tmp_path / f"m{n}") for n in range(2)]

@@ -78,7 +78,7 @@ def test_status_shows_workers_that_run_died_and_left(server: RedisServer, tmp_pa
             "--delay", "0.1", "--sink", f"jsonl:{tmp_path}/out", "--regions", "us=127.0.0.1,127.0.0.2",
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
-        assert "no worker is there" in gossamer(server, "status", "seen").stdout
+        assert "no worker is running" in gossamer(server, "status", "seen").stdout
         first, second = worker(server, "seen", "alpha", "--region", "eu"), worker(server, "seen", "beta")
         try:
             until(lambda: sum(found["rate"] > 0 for found in status(server, "seen")["workers"]) == 2)
@@ -94,7 +94,7 @@ def test_status_shows_workers_that_run_died_and_left(server: RedisServer, tmp_pa
                 "us": (0, 2),
             }
             assert found["warnings"] == [
-                "region us has work on 2 sites, but no worker: start one with --region us"
+                "region us has 2 sites to crawl, but no worker: start one with --region us"
             ]  # fmt: skip
             assert {site["region"] for site in found["sites"]} == {"", "us"}
             assert [shard["shard"] for shard in found["shards"]] == [0]
@@ -205,10 +205,10 @@ def test_warnings_name_what_no_worker_takes() -> None:
     running = Counts(queued=3)
     assert find_warnings(running, [Heartbeat(worker="w", region="eu")], shards) == []
     half = find_warnings(running, [Heartbeat(worker="w", region="eu", shards="0-3/8")], shards)
-    assert half == ["no worker takes shards 4-7 of 8 shards"]
+    assert half == ["no worker crawls shards 4-7 of 8 shards"]
     other = find_warnings(running, [Heartbeat(worker="w", region="us")], shards)
-    assert other == ["region eu has work on 8 sites, but no worker: start one with --region eu"]
-    assert "take them over" in find_warnings(running, [Heartbeat(worker="w", region="us")], shards, is_auto=True)[0]
+    assert other == ["region eu has 8 sites to crawl, but no worker: start one with --region eu"]
+    assert "will crawl them" in find_warnings(running, [Heartbeat(worker="w", region="us")], shards, is_auto=True)[0]
     assert find_warnings(Counts(job="finished", finished=True), [], shards) == []
 
 

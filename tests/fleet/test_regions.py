@@ -353,7 +353,7 @@ def test_workers_take_the_sites_of_their_region_and_of_none(place: RedisServer |
         with joined(place, "first", "--region", "eu") as eu:
             until(lambda: len(web.log()) >= 5 * 21)
             status = gossamer(place, "status", "job").stdout
-            assert "region us has work on 1 site, but no worker" in status
+            assert "region us has 1 site to crawl, but no worker" in status
             assert eu.poll() is None, "it waits for what others may find"
             with joined(place, "second", GOSSAMER_REGION="us") as us:
                 ends_well(eu, us)

@@ -341,7 +341,7 @@ def test_records_that_a_finished_frontier_has_forgotten_are_reported(
             store.flushall()
         found = machine.run("export", job, "--format", "urls")
         assert len(found.stdout.split()) == 20
-        assert "not compared" in found.stderr
+        assert "not checked for missing records" in found.stderr
 
 
 def test_a_healthy_job_raises_no_alarm(frontier: str, job: str, tmp_path: Path) -> None:

@@ -135,5 +135,5 @@ def test_submit_reports_weak_settings(tmp_path: Path) -> None:
             [sys.executable, "-m", "gossamer", *words], capture_output=True, text=True, timeout=60, check=False
         )
     assert told.returncode == 0, told.stderr
-    assert "weak: no append-only file" in told.stderr
+    assert "warning: no append-only file" in told.stderr
     assert "hint: CONFIG SET appendonly yes" in told.stderr

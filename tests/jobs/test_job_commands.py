@@ -122,7 +122,7 @@ def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> N
     assert (found["state"], tuple(found["counts"]), found["workers"], found["rate"]) == ("resting", COUNTS, [], 0)
     assert (found["cut"], found["results"]["recorded"]) == (None, 0)
     assert list(found["results"]) == ["folder", "recorded", "missing", "warning"]
-    assert found["warnings"] == ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
+    assert found["warnings"] == ["no worker is running: start one with gossamer worker FRONTIER --job NAME"]
     assert list(found["shards"][0]) == ["shard", "server", "counts", "regions"]
     assert list(found["regions"][""]) == ["ready", "later", "soon", "due_in", "workers", "rate"]
     listed = json.loads(gossamer("status", "--json", **fleet).stdout)

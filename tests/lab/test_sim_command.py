@@ -39,7 +39,7 @@ def test_seeds_go_to_stdout_and_advice_to_stderr(tmp_path: Path) -> None:
         with urllib.request.urlopen(seeds[2], timeout=60) as answer:
             assert len(answer.read()) == 3000
         # The advice follows the seeds; once it is read to its last line the command is waiting.
-        advice = "".join(iter(stderr.readline, "Ctrl-C ends it.\n"))
+        advice = "".join(iter(stderr.readline, "Press Ctrl-C to stop.\n"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert stdout.read() == ""
@@ -51,7 +51,7 @@ def test_a_reader_that_leaves_does_not_end_the_web() -> None:
     with running("--sites", "5000", "--pages", "1", "--addresses") as (process, stdout, stderr):
         seed = stdout.readline().strip()
         stdout.close()
-        assert "".join(iter(stderr.readline, "Ctrl-C ends it.\n")).startswith("A simulated web")
+        assert "".join(iter(stderr.readline, "Press Ctrl-C to stop.\n")).startswith("A simulated web")
         with urllib.request.urlopen(seed, timeout=60) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)

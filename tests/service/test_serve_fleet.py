@@ -40,7 +40,7 @@ def test_fleet_api_and_changed_limits_reach_workers(tmp_path: Path) -> None:
     ):
         made = served.post("/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.3, "max_pages": 150}, 201)
         assert (made["place"], made["state"]) == ("fleet", "resting")
-        assert made["warnings"] == ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
+        assert made["warnings"] == ["no worker is running: start one with gossamer worker FRONTIER --job NAME"]
         assert served.get("/api/jobs/shop/scale")["workers"] == 1
         assert served.post("/api/jobs", {"job": "shop", "urls": web.seeds}, 409)["error"] == "conflict"
         words = ["worker", "--job", "shop", "--name", "first"]

@@ -250,7 +250,7 @@ def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(run()) == [
-        ("stalled", "nothing was stored for 61 s, though sites are ready"),
+        ("stalled", "no page stored for 61 s, although sites are ready"),
         ("errors", "100% of the last 100 pages failed"),
         ("finished", "200 pages, 200 failed"),
         ("failed", "disk full"),

@@ -1,4 +1,4 @@
-"""Commands on a single page: fetch and shell."""
+"""The commands `fetch` and `shell`, for a single page."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ _FETCHING = """
 
 
 class PageFetcher:
-    """Fetches one page at a time, with the guard, the rules and the delay of a crawl, and follows redirects."""
+    """Fetches one page at a time as a crawl would: with robots.txt, delay, address guard, and redirects."""
 
     def __init__(self, spider: Spider, fetch: Fetch, settings: Settings, clock: Clock) -> None:
         self.spider = spider
         self._fetch = fetch
         self._settings = settings
         self._clock = clock
-        self._gate = SiteRobots({}, settings, clock)
+        self._robots = SiteRobots({}, settings, clock)
         self._next_at: dict[str, float] = {}
 
-    async def page(self, url: str, told: Callable[[Response], None] = lambda _: None) -> Page:
-        """The page at the end of the redirects; `told` sees every answer on the way."""
+    async def page(self, url: str, on_response: Callable[[Response], None] = lambda _: None) -> Page:
+        """Fetch a page and follow redirects; `on_response` is called with every response."""
         for _ in range(MAX_HOPS + 1):
             request = Request(url, site=urls.host_port(url))
             if self._settings.robots:
-                await self._ask_robots(url)
-            response = await self._fetch_in_turn(request)
-            told(response)
+                await self._check_robots(url)
+            response = await self._fetch_after_delay(request)
+            on_response(response)
             target = urls.join(url, response.header("location")) if response.header("location") else None
             if response.status not in REDIRECTS or target is None:
                 robot = product_token(self._settings.user_agent)
@@ -74,37 +74,37 @@ class PageFetcher:
             url = target
         raise TooManyRedirects(f"more than {MAX_HOPS} redirects, the last one to {url}")
 
-    async def _ask_robots(self, url: str) -> None:
-        met: list[FetchError] = []
+    async def _check_robots(self, url: str) -> None:
+        errors: list[FetchError] = []
 
-        async def fetch_and_note(request: Request) -> Response:
+        async def fetch_and_record(request: Request) -> Response:
             try:
                 return await self._fetch(request)
             except FetchError as error:
-                met.append(error)
+                errors.append(error)
                 raise
 
-        if self._gate.is_due(url):
-            await self._gate.refresh(url, fetch_and_note)
-        if self._gate.state(url).kind == "unreachable":
-            # What stands in the way of robots.txt stands in the way of the page too.
+        if self._robots.is_due(url):
+            await self._robots.refresh(url, fetch_and_record)
+        if self._robots.state(url).kind == "unreachable":
+            # An error that prevents fetching robots.txt would prevent fetching the page, too.
             raise (
-                met[-1]
-                if met
+                errors[-1]
+                if errors
                 else Disallowed(
-                    f"the robots.txt of {urls.origin(url)} cannot be had", hint=advice_for_kind("robots-unreachable")
+                    f"cannot fetch {urls.origin(url)}/robots.txt", hint=advice_for_kind("robots-unreachable")
                 )
             )
-        if not self._gate.allows(url):
-            raise Disallowed(f"robots.txt does not allow {url}")
+        if not self._robots.allows(url):
+            raise Disallowed(f"robots.txt disallows {url}")
 
-    async def _fetch_in_turn(self, request: Request) -> Response:
+    async def _fetch_after_delay(self, request: Request) -> Response:
         wait = self._next_at.get(request.site, 0.0) - self._clock.monotonic()
         if wait > 0:
             await self._clock.sleep(wait)
         delay = self._settings.for_site(request.site).delay or 0.0
         if self._settings.robots:
-            delay = max(delay, self._gate.state(request.url).rules.crawl_delay or 0.0)
+            delay = max(delay, self._robots.state(request.url).rules.crawl_delay or 0.0)
         try:
             return await self._fetch(request)
         finally:
@@ -112,8 +112,8 @@ class PageFetcher:
 
 
 @asynccontextmanager
-async def looking(settings: Settings) -> AsyncIterator[PageFetcher]:
-    """A `PageFetcher` with everything it needs, which is closed again at the end."""
+async def open_page_fetcher(settings: Settings) -> AsyncIterator[PageFetcher]:
+    """A `PageFetcher` with its downloader and spider, which are closed at the end."""
     clock = SystemClock()
     spider = make_spider(settings)
     downloader = open_downloader(settings, clock=clock)
@@ -129,18 +129,19 @@ async def looking(settings: Settings) -> AsyncIterator[PageFetcher]:
 
 @click.command()
 @click.argument("url", metavar="URL")
-@click.option("--headers", "mode", flag_value="headers", help="Print only the headers, to stdout.")
-@click.option("--json", "mode", flag_value="json", help="Print what is known of the page as JSON.")
-@click.option("--links", "mode", flag_value="links", help="Print the links, one a line.")
-@click.option("--text", "mode", flag_value="text", help="Print the text that a reader sees.")
-@click.option("--markdown", "mode", flag_value="markdown", help="Print the main part of the page as Markdown.")
-@click.option("--whole", is_flag=True, help="With --markdown: print all of the page, with menus and the like.")
-@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--headers", "mode", flag_value="headers", help="Print only the response headers, to stdout.")
+@click.option("--json", "mode", flag_value="json", help="Print response and page metadata as JSON.")
+@click.option("--links", "mode", flag_value="links", help="Print the links, one per line.")
+@click.option("--text", "mode", flag_value="text", help="Print the visible text.")
+@click.option("--markdown", "mode", flag_value="markdown", help="Print the main content as Markdown.")
+@click.option("--whole", is_flag=True, help="With --markdown: print the whole page, including menus and footers.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
 @some_settings(*_FETCHING.split())
 def fetch(url: str, mode: str | None, whole: bool, quiet: bool, **options: Any) -> int:
-    """Fetch one page as a crawl would: headers to stderr, the body to stdout.
+    """Fetch one page as a crawl would.
 
-    With --extract or --spider the items of the page are printed instead, one JSON object a line.
+    Prints the headers to stderr and the body to stdout. With --extract or --spider, prints the items of the page
+    instead, one JSON object per line.
     """
     logs.start(quiet=quiet)
     chosen = given(options)
@@ -156,17 +157,17 @@ def fetch(url: str, mode: str | None, whole: bool, quiet: bool, **options: Any) 
 async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool) -> int:
     hops: list[Response] = []
 
-    def told(response: Response) -> None:
+    def on_response(response: Response) -> None:
         hops.append(response)
         if not quiet:
             for line in _header_lines(response):
                 say(line)
 
-    async with looking(settings) as look:
-        page = await _page_or_advice(look, url, told)
+    async with open_page_fetcher(settings) as fetcher:
+        page = await _page_or_advice(fetcher, url, on_response)
         if mode == "items":
-            return await _print_items(look.spider, page, settings)
-    # From here on there is nothing to lose, and neither C code nor a spider is to hold off Ctrl-C.
+            return await _print_items(fetcher.spider, page, settings)
+    # Nothing can be lost from here on: let Ctrl-C end the process at once, also in C code.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if mode == "headers":
         _print_lines([line for hop in hops for line in (*_header_lines(hop), "")][:-1])
@@ -183,13 +184,15 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
     else:
         _print_body(page)
     if page.cut and not quiet:
-        say(f"warning: only a part of the page: {plain(describe_cut(format_cut(page.cut)))}")
+        say(f"warning: the page was cut: {plain(describe_cut(format_cut(page.cut)))}")
     return Exit.OK if page.status < 400 else Exit.SOME_FAILED
 
 
-async def _page_or_advice(look: PageFetcher, url: str, told: Callable[[Response], None] = lambda _: None) -> Page:
+async def _page_or_advice(
+    fetcher: PageFetcher, url: str, on_response: Callable[[Response], None] = lambda _: None
+) -> Page:
     try:
-        return await look.page(url, told)
+        return await fetcher.page(url, on_response)
     except FetchError as error:
         error.hint = advice_for_error(error)
         error.args = (plain(f"{error.kind}: {error}"),)
@@ -199,7 +202,7 @@ async def _page_or_advice(look: PageFetcher, url: str, told: Callable[[Response]
 def _print_main_part(page: Page, *, quiet: bool) -> None:
     _print_lines(page.markdown.split("\n"))
     if page.main_share < MIN_MAIN_SHARE and not quiet:
-        say(f"note: the main part is {page.main_share:.0%} of the visible text; --whole prints all of it")
+        say(f"note: the main content is {page.main_share:.0%} of the visible text; print all of it with --whole")
 
 
 async def _print_items(spider: Spider, page: Page, settings: Settings) -> int:
@@ -216,7 +219,7 @@ async def _print_items(spider: Spider, page: Page, settings: Settings) -> int:
         say(f"error: {found.kind}: {plain(found.error)}")
         return Exit.ERROR
     if not found.items and not found.rejected:
-        say("hint: no item was found on this page; --text and --json show what is on it")
+        say("hint: the spider found no items on this page; inspect it with --text or --json")
     return Exit.OK
 
 
@@ -248,7 +251,7 @@ def _as_json(page: Page, hops: list[Response]) -> dict[str, Any]:
         "alternates": page.alternates,
         "links": page.links(),
     }
-    # What was cut is known when all has been read.
+    # Cuts are known only after the other fields have been computed.
     return {**found, "cut": format_cut(page.cut)}
 
 
@@ -259,13 +262,13 @@ def _print_lines(lines: list[str]) -> None:
 
 
 def _print_body(page: Page) -> None:
-    """The body as it is; on a terminal as text that cannot command it, and nothing of what is not text."""
+    """Print the body unchanged; on a terminal print escaped text, and no binary data."""
     if sys.stdout is None:
         return
     if not sys.stdout.isatty():
         put(page.body)
     elif b"\0" in page.body and not page.is_html:
-        say(f"hint: {len(page.body):,} bytes that are not text; redirect them into a file")
+        say(f"hint: the body is {len(page.body):,} bytes of binary data; redirect the output to a file")
     else:
         for line in page.html.splitlines():
             put(f"{plain(line.expandtabs(), 100_000)}\n".encode())
@@ -275,21 +278,22 @@ def _print_body(page: Page) -> None:
 @click.argument("url", metavar="URL")
 @some_settings(*_FETCHING.split())
 def shell(url: str, **options: Any) -> int:
-    """Explore a page in Python: `page`, `fetch(url)` and `spider` are there.
+    """Open a Python shell on a page.
 
-    Commands can be piped in: echo 'print(page.title)' | gossamer shell URL
+    The shell has `page`, `fetch(url)`, `spider`, and `settings`. Scripts can be piped in: echo 'print(page.title)' |
+    gossamer shell URL
     """
     logs.start()
     settings = read_settings(None, given(options))
     target = _one_url(url)
     with runner() as loop:
-        session = looking(settings)
-        look = loop.run(session.__aenter__())
+        session = open_page_fetcher(settings)
+        fetcher = loop.run(session.__aenter__())
         try:
             names: dict[str, Any] = {
-                "page": loop.run(_page_or_advice(look, target)),
-                "fetch": lambda url: loop.run(_page_or_advice(look, _one_url(url))),
-                "spider": look.spider,
+                "page": loop.run(_page_or_advice(fetcher, target)),
+                "fetch": lambda url: loop.run(_page_or_advice(fetcher, _one_url(url))),
+                "spider": fetcher.spider,
                 "settings": settings,
             }
             return _explore(names)
@@ -299,14 +303,14 @@ def shell(url: str, **options: Any) -> int:
 
 def _explore(names: dict[str, Any]) -> int:
     if sys.stdin is None or not sys.stdin.isatty():
-        # Not even C code is to hold off Ctrl-C; at a prompt it has to leave the shell as it is.
+        # For scripts, Ctrl-C ends the process at once, also in C code; a prompt handles it itself.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         piped = _Piped(names)
         if piped.runsource(sys.stdin.read() if sys.stdin is not None else "", "<stdin>", "exec"):
-            say("error: the script ends in the middle of a statement")
+            say("error: incomplete statement at the end of the script")
             return Exit.ERROR
         return Exit.ERROR if piped.failed else Exit.OK
-    say(plain(f"page is {names['page']!r}; fetch(url) gets another one; spider and settings are there too"))
+    say(plain(f"page = {names['page']!r}; also available: fetch(url), spider, settings"))
     if find_spec("IPython") is not None:
         import_module("IPython").start_ipython(argv=["--no-banner"], user_ns=names)
     else:
@@ -317,7 +321,7 @@ def _explore(names: dict[str, Any]) -> int:
 
 
 class _Piped(code.InteractiveInterpreter):
-    """Runs a whole script, and remembers whether it failed."""
+    """Runs a whole script; `failed` is whether it raised."""
 
     failed = False
 
@@ -333,5 +337,5 @@ class _Piped(code.InteractiveInterpreter):
 def _one_url(text: str) -> str:
     found = job_folder.read_seeds([text])
     if not found:
-        raise ConfigError("an empty URL", hint="a URL looks like https://example.com/")
+        raise ConfigError("the URL is empty", hint="a URL looks like https://example.com/")
     return found[0]

@@ -1,4 +1,4 @@
-"""Commands of a fleet: submit, scale, spread, compact, repair."""
+"""Commands for fleets: submit, scale, spread, compact, repair."""
 
 from __future__ import annotations
 
@@ -44,20 +44,31 @@ from gossamer.storage.registry import is_shared, shared_folder, wants_segments
     help="File with one URL per line and # comments; - is standard input.",
 )
 @click.option("--job", "name", default="", shell_complete=job_names, help="Name of the job.  [default: the first host]")
-@click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="redis://host:port/db")
-@shards_option("Number of shards: 256, or a part as workers write it, 0-63/256.  [default: one per server]")
+@click.option(
+    "--frontier",
+    required=True,
+    metavar="URL",
+    envvar="GOSSAMER_FRONTIER",
+    help="Frontier, such as redis://host:port/db.",
+)
+@shards_option("Number of shards, such as 256 or 0-255/256.  [default: one per server]")
 @settings_options
 def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: str, **options: Any) -> int:
-    """Put a job into a fleet's frontier; workers that join it by name do the rest.
+    """Create a job on a fleet's frontier.
+
+    Workers that join the job by its name crawl it.
 
     \b
     export GOSSAMER_FRONTIER=redis://host:6379/0
     gossamer submit https://example.com --job shop --sink s3://bucket/shop
-    gossamer worker --job shop          on every machine, as often as you like
+    gossamer worker --job shop          on any number of machines
     gossamer status shop
     """
     if not is_fleet(frontier):
-        raise ConfigError("a fleet's frontier is a server", hint="as in --frontier redis://host:6379/0")
+        raise ConfigError(
+            f"--frontier {masked_address(frontier)} is not the address of a fleet's frontier",
+            hint="for example: --frontier redis://host:6379/0",
+        )
     values = given(options)
     if urls and urls[0].endswith(".py"):
         values["spider"], urls = urls[0], urls[1:]
@@ -71,50 +82,51 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     has_folder = backend_of(frontier).results_folder(frontier, job) is not None
     if not has_folder and shared_folder(settings.sink) is None and not is_shared(settings.sink):
         raise ConfigError(
-            "workers on several machines need one place for what they store",
-            hint="name a folder that all of them have, --sink jsonl:/mnt/shared/crawl, or a server: --sink mysql://...",
+            "workers on several machines need a shared place for their results",
+            hint="use a shared folder (--sink jsonl:/mnt/shared/crawl) or a server (--sink mysql://...)",
         )
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
     say(f"{plain(job)}: {many(count, 'URL')} added, {len(first_urls) - count:,} already known")
     for weakness in run(_weaknesses(frontier, settings)):
-        say(f"weak: {plain(weakness.says)}")
+        say(f"warning: {plain(weakness.says)}")
         say(f"hint: {plain(weakness.mend)}")
     say(f"next, on any machine: gossamer worker {quote(masked_address(frontier))} --job {quote(plain(job))}")
     return Exit.OK
 
 
 async def _weaknesses(frontier: str, settings: Settings) -> list[Finding]:
-    """Why the store of a job may lose pages; what cannot be found out now is not said."""
+    """Findings about the durability of the frontier's servers; checks that fail are left out."""
     found = check(frontier, clock=SystemClock(), forget_seconds=settings.forget_seconds)
     return [one async for one in found if one.subject in ("durability", "standbys") and one.state != "good"]
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
     folder = results_folder(frontier, job, settings, job_folder.folder_of(job, ()))
-    # A shared folder whose parent is not here is not mounted here: made anew, it would be another one.
+    # A shared folder whose parent does not exist is not mounted here: creating it would make a different folder.
     has_folder = backend_of(frontier).results_folder(frontier, job) is not None
     settings = await claim_results(frontier, job, settings, folder, parents=has_folder)
     if wants_segments(settings.sink) and not is_results(folder, settings):
-        say(f"warning: {folder} has no {MARKER} of this job on this machine, and workers refuse to start without it")
-        say(f"hint: on a machine that has the folder: {repair_command(job, frontier)} --adopt-folder")
+        say(f"warning: {folder} on this machine has no {MARKER} of this job; workers refuse to start without it")
+        say(f"hint: run this on a machine that has the folder: {repair_command(job, frontier)} --adopt-folder")
     return await submit_job(frontier, job, settings, seeds, shards=shards)
 
 
 @click.command()
 @on_a_job
-@click.option("--min", "least", type=click.IntRange(min=0), default=0, help="Advise no fewer.  [default: 0]")
-@click.option("--max", "most", type=click.IntRange(min=0), default=None, help="Advise no more.")
-@click.option("--quiet", is_flag=True, help="Say the number only.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what the advice rests on.")
+@click.option("--min", "least", type=click.IntRange(min=0), default=0, help="Min workers to print.  [default: 0]")
+@click.option("--max", "most", type=click.IntRange(min=0), default=None, help="Max workers to print.")
+@click.option("--quiet", is_flag=True, help="Print only the number.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON, with the figures behind the number.")
 def scale(name: str, frontier: str, least: int, most: int | None, quiet: bool, as_json: bool) -> int:
-    """Print how many workers a fleet's job can feed: what its sites can give, not how long its queues are.
+    """Print how many workers a fleet's job can use.
 
-    The number goes to standard output, the reason to standard error. It is 0 when nothing can be fetched for a minute.
+    The number depends on the sites that can be fetched, not on the length of the queue. It is 0 if nothing can be
+    fetched for a minute. The number is printed to stdout, the reason to stderr.
     """
     if not is_fleet(frontier):
         raise ConfigError(
-            "only a job on a fleet's frontier can be scaled",
-            hint="name it: --frontier redis://host:6379/0; for a crawl on one machine there is --workers",
+            "scale needs a job on a fleet's frontier",
+            hint="add --frontier redis://host:6379/0; for a crawl on one machine use --workers",
         )
     if most is not None and most < least:
         raise ConfigError(f"--max {most} is less than --min {least}")
@@ -127,7 +139,7 @@ def scale(name: str, frontier: str, least: int, most: int | None, quiet: bool, a
         say(found.why)
         for region, need in found.regions.items():
             if region:
-                say(f"  region {region}: {need.workers:,}, {need.live:,} there")
+                say(f"  region {region}: {need.workers:,} ({need.live:,} running)")
     return Exit.OK
 
 
@@ -139,12 +151,16 @@ async def _advice(frontier: str, job: str, least: int, most: int | None) -> Advi
 @click.command()
 @click.argument("name", metavar="JOB", shell_complete=job_names)
 @click.option(
-    "--frontier", required=True, metavar="URL,URL...", envvar="GOSSAMER_FRONTIER", help="All servers that it is to use."
+    "--frontier",
+    required=True,
+    metavar="URL,URL...",
+    envvar="GOSSAMER_FRONTIER",
+    help="All servers that the job should use.",
 )
 def spread(name: str, frontier: str) -> int:
-    """Move the shards of a job to these servers, while it is crawled.
+    """Move a job's shards to other servers during the crawl.
 
-    Add an address to bring in a further server, leave one out to empty it. It may be interrupted and run again.
+    Add an address to use another server, omit one to empty it. The command can be interrupted and run again.
     """
     backend = ability(frontier, MovesShards, "spread")  # type: ignore[type-abstract]
     placed = run(_spread(backend, frontier, name))
@@ -167,7 +183,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 def _seconds(_context: click.Context, _option: click.Parameter, age: str) -> float:
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", age.strip())
     if found is None:
-        raise click.BadParameter(f"{age!r} is no age: write a number and s, m, h, d or w, as in 30d")
+        raise click.BadParameter(f"{age!r} is not a duration: use a number with s, m, h, d, or w, such as 30d")
     return float(found[1]) * _SECONDS[found[2]]
 
 
@@ -180,12 +196,12 @@ def _seconds(_context: click.Context, _option: click.Parameter, age: str) -> flo
     callback=_seconds,
     default="30d",
     show_default=True,
-    help="Only what was finished before that.",
+    help="Delete only URLs finished before this age.",
 )
 def compact(name: str, frontier: str, older_than: float) -> int:
-    """Delete the rows of URLs that a job in SQL has finished, while it is crawled.
+    """Delete the rows of finished URLs of a job in SQL, also during the crawl.
 
-    Their keys stay, so that they are not fetched again. It may be interrupted and run again.
+    Their keys stay in the database, so these URLs are not fetched again. The command can be interrupted and run again.
     """
     backend = ability(frontier, Compacts, "compacted")  # type: ignore[type-abstract]
     gone = run(backend.compact(frontier, name, older_than_seconds=older_than))
@@ -195,33 +211,31 @@ def compact(name: str, frontier: str, older_than: float) -> int:
 
 @click.command()
 @click.argument("name", metavar="JOB", shell_complete=job_names)
-@click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="Where the job is.")
+@click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="Frontier of the job.")
 @click.option(
-    "--adopt-folder", is_flag=True, help="Take the results folder as it is, though its results.id is missing."
+    "--adopt-folder", is_flag=True, help="Accept the results folder although its results.id is missing or different."
 )
-@click.option("--walk", is_flag=True, help="On Redis: fetch all recorded pages once more to find links to lost ones.")
+@click.option("--walk", is_flag=True, help="On Redis: fetch all recorded pages again to find links to lost pages.")
 @click.option(
     "--seeds",
     type=click.File("r", encoding="utf-8-sig"),
-    help="On Redis: a file with URLs that the job had, one a line.",
+    help="On Redis: file with URLs of the job, one per line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def repair(name: str, frontier: str, adopt_folder: bool, walk: bool, seeds: Any, as_json: bool) -> int:
-    """Queue stored pages again that have no record in the job's results folder.
+    """Requeue stored pages whose records are missing in the results folder.
 
     \b
     gossamer status shop --check    how many records are missing
     gossamer repair shop            queue those pages again
     gossamer worker --job shop      fetch them
 
-    Records are lost with a disk, with a folder that was not shared, or with a deleted segment. Stop the job's workers
-    first. Frontiers in SQL and folders know every lost page; Redis knows no URLs of finished pages, and finds them in
-    what the results folder still has, or with --walk. Exit code 1: some lost pages were not found.
+    Records can be lost with a disk, a folder that was not shared, or a deleted segment. Stop the job's workers first.
+    Frontiers in SQL and in folders know the URL of every lost page. Redis does not store URLs of finished pages: they
+    are taken from the remaining results, or found with --walk. Exit code 1: some lost pages were not found.
     """
     if not is_fleet(frontier):
-        raise ConfigError(
-            "only jobs of a fleet keep results in segments", hint="name the frontier: --frontier redis://host:6379/0"
-        )
+        raise ConfigError("repair needs a job of a fleet", hint="name the frontier: --frontier redis://host:6379/0")
     urls = job_folder.read_seeds(read_lines(seeds)) if seeds else []
     found = run(repaired(frontier, name, job_folder.folder_of(name, ()), seeds=urls, adopt=adopt_folder, walk=walk))
     if as_json:
@@ -250,14 +264,14 @@ def _print_repaired(name: str, frontier: str, found: Repaired) -> None:
     say(f"{name}: {before.missing:,} of {before.stored:,} stored pages had no record in {found.folder}")
     say(f"{name}: {many(found.requeued.queued, 'page')} queued again")
     if found.requeued.closed:
-        say(f"{name}: {many(found.requeued.closed, 'page')} of closed sites stay as they are, without a record")
+        say(f"{name}: {many(found.requeued.closed, 'page')} of closed sites not queued; they stay without a record")
     if found.walked:
-        say(f"{name}: {many(found.walked, 'recorded page')} queued once more, for links to lost pages")
+        say(f"{name}: {many(found.walked, 'recorded page')} queued again, to find links to lost pages")
     if found.written_off:
-        what = "count as stored no longer, until they are found again" if found.walked else "cannot be fetched again"
+        what = "no longer counted as stored, until they are found" if found.walked else "cannot be fetched again"
         say(f"{name}: {many(found.written_off, 'page')} {what}")
     if found.lost:
         say(f"{name}: the URLs of {many(found.lost, 'lost page')} are not known")
-        say("hint: --seeds FILE names URLs; --walk fetches the recorded pages once more, and follows their links")
+        say("hint: give their URLs with --seeds FILE, or fetch the recorded pages again for their links with --walk")
     if found.requeued.queued or found.walked:
         say(f"next, on any machine: gossamer worker {quote(masked_address(frontier))} --job {quote(name)}")

@@ -1,4 +1,4 @@
-"""The command `import`: queues what other crawlers and archives left."""
+"""The command `import`: imports URLs, archives, and the state of other crawlers."""
 
 from __future__ import annotations
 
@@ -34,18 +34,22 @@ _IMPORTER = "import"
 @click.command("import", cls=Sectioned)
 @click.argument("name", metavar="JOB", shell_complete=job_names)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--from", "kind", type=click.Choice(KINDS), help="What the sources are.  [default: as they look]")
+@click.option("--from", "kind", type=click.Choice(KINDS), help="Type of the sources.  [default: detected]")
 @click.option(
-    "--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Where the job is, if not here."
+    "--frontier",
+    default="",
+    metavar="URL",
+    envvar="GOSSAMER_FRONTIER",
+    help="Address of the frontier, for a job of a fleet.",
 )
-@click.option("--done", is_flag=True, help="The URLs of a list were fetched before: they are known, and not queued.")
-@click.option("--scrapy", "for_scrapy", is_flag=True, help="The job is that of the Scrapy project in this folder.")
+@click.option("--done", is_flag=True, help="Mark the URLs of a list as fetched, and do not queue them.")
+@click.option("--scrapy", "for_scrapy", is_flag=True, help="Import into the job of the Scrapy project in this folder.")
 @click.option(
-    "--source-spider", default="", metavar="NAME", help="Whose keys to read from scrapy-redis.  [default: JOB]"
+    "--source-spider", default="", metavar="NAME", help="Spider whose scrapy-redis keys are read.  [default: JOB]"
 )
-@click.option("--queue-key", default="", metavar="KEY", help="The queue of scrapy-redis.  [default: NAME:requests]")
+@click.option("--queue-key", default="", metavar="KEY", help="Queue key of scrapy-redis.  [default: NAME:requests]")
 @click.option(
-    "--dupefilter-key", default="", metavar="KEY", help="The dupefilter of scrapy-redis.  [default: NAME:dupefilter]"
+    "--dupefilter-key", default="", metavar="KEY", help="Dupefilter key of scrapy-redis.  [default: NAME:dupefilter]"
 )
 @settings_options
 def take(
@@ -60,18 +64,18 @@ def take(
     dupefilter_key: str,
     **options: Any,
 ) -> int:
-    """Take over what another crawler left, or know what an archive has.
+    """Import URLs, archives, or the state of another crawler into a job.
 
     \b
     gossamer import news urls.txt             queue a list of URLs
-    gossamer import news urls.txt --done      know them as fetched before
-    gossamer import news sitemap.xml          queue what a sitemap lists
-    gossamer import news crawl.warc.gz        know the pages of an archive
-    gossamer import shop crawls/shop-1        go on with a JOBDIR of Scrapy
-    gossamer import shop redis://host:6379/0  the same of scrapy-redis
+    gossamer import news urls.txt --done      mark them as fetched
+    gossamer import news sitemap.xml          queue the URLs of a sitemap
+    gossamer import news crawl.warc.gz        mark archived pages as fetched
+    gossamer import shop crawls/shop-1        continue a Scrapy JOBDIR
+    gossamer import shop redis://host:6379/0  continue a scrapy-redis crawl
 
-    A list may be - for standard input, a sitemap may be at a URL, and a .cdxj stands for its archive. Nothing in the
-    sources is changed, and nothing of them is run: pickles are read as data.
+    A list can be - for standard input, a sitemap can be a URL, and a .cdxj index stands for its archive. Sources are
+    not modified, and no code in them is run: pickles are parsed as data.
     """
     kinds = {source: kind or kind_of(source) for source in sources}
 
@@ -90,7 +94,7 @@ def take(
 
 
 def kind_of(source: str) -> str:
-    """What a source looks like; ConfigError if that says nothing."""
+    """Detect the type of a source; ConfigError if it is unknown."""
     backend = find_backend(source)
     if backend is not None and backend.name == "redis":
         return "scrapy-redis"
@@ -100,16 +104,16 @@ def kind_of(source: str) -> str:
         return "sitemap"
     path = Path(source)
     if not path.exists():
-        raise ConfigError(f"{source} does not exist")
+        raise ConfigError(f"{source} does not exist", hint="check the path")
     if path.is_dir():
         if is_jobdir(path):
             return "jobdir"
-        raise ConfigError(f"{source} is a folder, but no JOBDIR of Scrapy", hint="name the files in it")
+        raise ConfigError(f"{source} is a folder, but not a Scrapy JOBDIR", hint="name the files in it")
     name = path.name.lower().removesuffix(".gz")
     for ending, what in ((".warc", "warc"), (".cdxj", "cdxj"), (".cdx", "cdxj"), (".xml", "sitemap"), (".txt", "list")):
         if name.endswith(ending):
             return what
-    raise ConfigError(f"{source}: its name does not say what it is", hint=f"--from {'|'.join(KINDS)}")
+    raise ConfigError(f"{source}: unknown file type", hint=f"name the type: --from {'|'.join(KINDS)}")
 
 
 def _read(source: str, kind: str, done: bool) -> Iterator[Finding]:
@@ -135,7 +139,7 @@ def _lines(source: str, done: bool) -> Iterator[Finding]:
 
 
 class _Work:
-    """One import: opens the job, makes it if it is new, and takes the findings in."""
+    """One import: opens or creates the job, and adds the findings to it."""
 
     def __init__(
         self, name: str, url: str, values: dict[str, Any], for_scrapy: bool, from_redis: bool, *, must_rest: bool
@@ -195,7 +199,7 @@ class _Work:
         return frontier, settings, maker
 
     async def _kept(self) -> dict[str, Any]:
-        """The settings of a job that is there already."""
+        """The settings of an existing job; empty if it is new."""
         try:
             async with open_job(self._name, self._url) as job:
                 return configuration.dump(job.settings)
@@ -203,7 +207,7 @@ class _Work:
             return {}
 
     async def _check_rest(self, fleet: FleetFrontier) -> None:
-        """What was fetched before is settled here, and must not be leased to anybody meanwhile."""
+        """Raise ConfigError if the job has live workers: they could lease URLs before these are marked as fetched."""
         at_work = [pulse.worker for pulse in await fleet.workers() if is_live(pulse) and pulse.worker != _IMPORTER]
         if at_work and self._must_rest:
             raise ConfigError(

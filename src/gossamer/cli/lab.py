@@ -1,4 +1,4 @@
-"""Commands that test a set-up: simweb, simulate, verify, bench."""
+"""Commands for tests and measurements: simweb, simulate, verify, bench."""
 
 from __future__ import annotations
 
@@ -49,36 +49,44 @@ _KINDS = "\n\n".join(
 )
 
 
-@click.command(epilog=f"Kinds of sites; a group is all of its kinds, `all` is every one but places.\n\n{_KINDS}")
+@click.command(
+    epilog=f"Kinds of sites. A group stands for all of its kinds, `all` for every kind except places.\n\n{_KINDS}"
+)
 @click.option("--port", default=0, show_default="a free one", help="Port of all hosts.")
 @click.option("--sites", default=40, show_default=True, help="Number of hosts.")
-@click.option("--pages", default=25, show_default=True, help="Pages of each host; 0 for a web without end.")
-@click.option(
-    "--seed", default=1, show_default=True, help="Another seed is another web; the same seed is the same web."
-)
-@click.option("--bytes", "page_bytes", type=int, show_default="as on the real web", help="Size of a page.")
-@click.option("--links", type=int, show_default="as on the real web", help="Links on a page.")
-@click.option("--latency", default=0.0, show_default=True, help="Median seconds before an answer.")
-@click.option("--latency-sigma", default=0.0, show_default=True, help="Spread of the latency (log-normal).")
+@click.option("--pages", default=25, show_default=True, help="Pages per host; 0 for an endless web.")
+@click.option("--seed", default=1, show_default=True, help="Random seed; the same seed generates the same web.")
+@click.option("--bytes", "page_bytes", type=int, show_default="as on the real web", help="Bytes per page.")
+@click.option("--links", type=int, show_default="as on the real web", help="Links per page.")
+@click.option("--latency", default=0.0, show_default=True, help="Median latency in seconds.")
+@click.option("--latency-sigma", default=0.0, show_default=True, help="Sigma of the log-normal latency.")
 @click.option(
     "--names/--addresses",
     default=sys.platform != "linux",
-    help="Hosts are s0.sim, s1.sim ... on 127.0.0.1, or addresses 127.x.y.z (the default on Linux).",
+    help="Host names s0.sim, s1.sim, ... on 127.0.0.1, or addresses 127.x.y.z (the default on Linux).",
 )
 @click.option(
-    "--tls", "ca_file", type=click.Path(path_type=Path), metavar="FILE", help="Serve https; write its authority here."
+    "--tls",
+    "ca_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Serve https; write the CA certificate to FILE.",
 )
 @click.option(
-    "--kinds", "kind_list", default="plain", show_default=True, help="Kinds of hosts, in turn: A,B+C,D. See below."
+    "--kinds",
+    "kind_list",
+    default="plain",
+    show_default=True,
+    help="Kinds of hosts, assigned in turn: A,B+C,D. See below.",
 )
 @click.option(
-    "--log", "log_path", type=click.Path(path_type=Path, dir_okay=False), help="Append every request to this file."
+    "--log", "log_path", type=click.Path(path_type=Path, dir_okay=False), help="Log every request to this file."
 )
-@click.option("--quiet", is_flag=True, help="Say nothing but the seed URLs.")
+@click.option("--quiet", is_flag=True, help="Print only the seed URLs.")
 def simweb(ca_file: Path | None, log_path: Path | None, kind_list: str, quiet: bool, **values: Any) -> None:
-    """Serve a simulated web on loopback until it is interrupted.
+    """Serve a simulated web on loopback for test crawls, until interrupted.
 
-    The seed URLs go to stdout, one a line.
+    Prints the seed URLs to stdout, one per line.
     """
     fields = {
         "port": values["port"],
@@ -123,7 +131,7 @@ async def _serve(plan: WebPlan, *, log_path: Path | None, ca_file: Path | None, 
     try:
         print("\n".join(plan.seeds()), flush=True)
     except BrokenPipeError:
-        # Whoever read the seeds has enough of them; the web goes on. Nothing is left to fail at exit either.
+        # The reader of the seeds has closed the pipe; keep serving.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not quiet:
         print(_advice(plan, log_path, ca_file), file=sys.stderr, flush=True)
@@ -132,24 +140,24 @@ async def _serve(plan: WebPlan, *, log_path: Path | None, ca_file: Path | None, 
 
 
 def _advice(plan: WebPlan, log_path: Path | None, ca_file: Path | None) -> str:
-    size = f"{plan.sites * plan.pages_per_site:,} pages" if plan.pages_per_site else "pages without end"
+    size = f"{plan.sites * plan.pages_per_site:,} pages" if plan.pages_per_site else "endless pages"
     options = ["--allow-private"]
     options += ["--resolve '*.sim=127.0.0.1'"] if plan.names else []
     options += [f"--ca-file {ca_file}"] if ca_file else []
     lines = [
         f"A simulated web: {plan.sites:,} host{'s' * (plan.sites != 1)}, {size}, port {plan.port}, seed {plan.seed}.",
         f"In another terminal:  gossamer crawl {plan.url(0)} {' '.join(options)}",
-        f"Every site at once:   gossamer crawl --seeds FILE {' '.join(options)}   (FILE: what stdout got here)",
+        f"All sites:            gossamer crawl --seeds FILE {' '.join(options)}   (FILE: stdout of this command)",
     ]
     lines += [f"Requests are logged to {log_path}."] if log_path else []
-    return "\n".join([*lines, "Ctrl-C ends it."])
+    return "\n".join([*lines, "Press Ctrl-C to stop."])
 
 
 _FEW = 5
 
 
 def integer(text: str) -> int:
-    """A whole number, also as 1e6; ValueError if it is none."""
+    """Parse an integer, such as 1000 or 1e6; ValueError otherwise."""
     try:
         number = float(text)
     except ValueError:
@@ -160,23 +168,26 @@ def integer(text: str) -> int:
 
 
 @click.command()
-@click.option("--seeds", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them.")
-@click.option("--workers", type=integer, default=0, help="Workers in each run.  [default: 1 to 4]")
-@click.option("--sites", type=integer, default=0, help="Sites in each run.  [default: 2 to 6]")
-@click.option("--pages", type=integer, default=0, help="Pages of each site.  [default: 1 to 9]")
-@click.option("--fault", type=click.Choice(FAULTS), default=None, help="What befalls a whole fleet on several servers.")
-@click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to use.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
+@click.option("--seeds", type=click.IntRange(min=1), default=100, show_default=True, help="Number of seeds to run.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="First seed.")
+@click.option("--workers", type=integer, default=0, help="Workers per run.  [default: 1 to 4]")
+@click.option("--sites", type=integer, default=0, help="Sites per run.  [default: 2 to 6]")
+@click.option("--pages", type=integer, default=0, help="Pages per site.  [default: 1 to 9]")
+@click.option(
+    "--fault", type=click.Choice(FAULTS), default=None, help="Fault to inject into a fleet on several servers."
+)
+@click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per seed.")
 def simulate(
     seeds: int, seed: int, workers: int, sites: int, pages: int, fault: str | None, processes: int, as_json: bool
 ) -> int:
-    """Crawl simulated webs with the real engine in virtual time, under faults that follow from a seed.
+    """Test the engine in virtual time, on simulated webs with injected faults.
 
-    Workers are killed, frozen and cut off, calls and writes get lost, clocks are wrong, hosts are slow, dead or flaky.
-    With --fault, workers share a frontier on one to three servers, and servers forget their last seconds (forget), all
-    workers sleep at once (sleep), results are lost and repaired (disk), or shards move between servers (move).
-    After each run the promises are checked. A seed that breaks one is printed with the command that repeats it.
+    The seed determines the faults: workers are killed, frozen, and disconnected, calls and writes are lost, clocks are
+    wrong, and hosts are slow, dead, or flaky. With --fault, workers share a frontier on one to three servers, and
+    servers lose their last seconds (forget), all workers are suspended (sleep), results are lost and repaired (disk),
+    or shards move between servers (move). After each run the invariants are checked. A seed that violates one is
+    printed with the command that reproduces it.
     """
     began, befell, pages_done, failed = time.monotonic(), Counter[str](), 0, 0
     sizes: dict[str, Any] = {"workers": workers, "sites": sites, "pages": pages, "fault": fault or ""}
@@ -195,7 +206,7 @@ def simulate(
                 say(f"  and {len(report.violations) - _FEW} more")
         elif seeds == 1:
             say(f"seed {report.seed} holds: digest {report.digest}, {report.seconds:,.0f} virtual seconds")
-    what = ", ".join(f"{count:,} x {name}" for name, count in sorted(befell.items())) or "nothing befell"
+    what = ", ".join(f"{count:,} x {name}" for name, count in sorted(befell.items())) or "no faults"
     worlds = "1 seed" if seeds == 1 else f"{seeds:,} seeds"
     say(f"{worlds} in {time.monotonic() - began:.0f} s, {failed:,} failed; {pages_done:,} pages; {what}")
     import resource
@@ -203,7 +214,7 @@ def simulate(
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     most_mib = max(usage.ru_maxrss for usage in usages) / 1024
-    say(f"{cpu_seconds:,.0f} s of processor time, at most {most_mib:,.0f} MiB of memory")
+    say(f"{cpu_seconds:,.0f} s of CPU time, at most {most_mib:,.0f} MiB of memory")
     return Exit.ERROR if failed else Exit.OK
 
 
@@ -229,35 +240,38 @@ _Count = click.IntRange(min=1)
     default="",
     metavar="URL",
     envvar="GOSSAMER_FRONTIER",
-    help="redis://, postgresql://, mysql:// or folder:/path.  [default: embedded]",
+    help="redis://, postgresql://, mysql://, or folder:/path.  [default: embedded]",
 )
 @click.option("--sink", "sinks", multiple=True, metavar="SINK", help="jsonl, warc, postgresql://...  [default: jsonl]")
 @click.option("--workers", type=_Count, default=3, show_default=True, help="Worker processes.")
-@click.option("--kills", type=click.IntRange(min=0), default=5, show_default=True, help="Times to kill -9.")
+@click.option("--kills", type=click.IntRange(min=0), default=5, show_default=True, help="Number of kill -9.")
 @click.option("--stops", type=click.IntRange(min=0), default=1, show_default=True,
-              help="Times to stop a worker past its lease.")  # fmt: skip
+              help="Number of times to suspend a worker past its lease.")  # fmt: skip
 @click.option("--sites", type=click.IntRange(2, 2000), default=12, show_default=True, help="Sites of the web.")
-@click.option("--pages", type=click.IntRange(2, 100_000), default=40, show_default=True, help="Pages of each.")
-@click.option("--delay", type=click.FloatRange(0.01, 60), default=0.2, show_default=True, help="Between requests.")
-@click.option("--lease-seconds", type=click.FloatRange(1, 600), default=3.0, show_default=True, help="Of the job.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Give up after them.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the web, and of what is killed when.")
+@click.option("--pages", type=click.IntRange(2, 100_000), default=40, show_default=True, help="Pages per site.")
+@click.option("--delay", type=click.FloatRange(0.01, 60), default=0.2, show_default=True,
+              help="Seconds between two requests to a site.")  # fmt: skip
+@click.option("--lease-seconds", type=click.FloatRange(1, 600), default=3.0, show_default=True,
+              help="Seconds of the job's leases.")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(min=1), default=300.0, show_default=True,
+              help="Max seconds of the test.")  # fmt: skip
+@click.option("--seed", type=int, default=1, show_default=True, help="Random seed of the web and of the kills.")
 @click.option("--job", default="", metavar="NAME", help="Name of the job.  [default: verify- and random letters]")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
-              help="Where its own folder is made.  [default: that for temporary files]")  # fmt: skip
-@click.option("--keep", is_flag=True, help="Take nothing away at the end, and say where it is.")
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+              help="Parent of the test's folder.  [default: the system's folder for temporary files]")  # fmt: skip
+@click.option("--keep", is_flag=True, help="Keep the job and its files, and print where they are.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **given: Any) -> int:
-    """Crawl a simulated web on this machine with your frontier and your sink, kill workers, and check the result.
+    """Test your frontier and sink: crawl a simulated web, kill workers, and check for lost or duplicate pages.
 
-    Judged by the log of the web, on loopback, and by what the sink holds at the end. The job has a name of its own,
-    and is taken away. Exits with 1 if a page was lost or stored twice, a site was asked too soon, or more was fetched
-    again than was in hand.
+    The check compares the request log of the simulated web, on loopback, with the contents of the sink. The job has its
+    own name and is deleted at the end. Exit code 1: a page was lost or stored twice, a delay was violated, or more
+    pages were fetched again than were in progress at the kills.
     """
     if is_in_memory(frontier):
         raise ConfigError(
-            f"--frontier {masked_address(frontier)}: nothing that outlives a kill",
-            hint="leave it away for the embedded one, or name redis://, postgresql://, mysql:// or folder:/path",
+            f"--frontier {masked_address(frontier)} does not survive a kill",
+            hint="omit it for the embedded frontier, or use redis://, postgresql://, mysql://, or folder:/path",
         )
     options = VerifyOptions(
         job=job or f"verify-{secrets.token_hex(4)}",
@@ -266,7 +280,7 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **giv
         **given,
     )
     if "/" in options.job:
-        raise ConfigError("--job is a name here, not a folder", hint="--folder DIR says where its folder is made")
+        raise ConfigError("--job must be a name, not a folder", hint="choose the parent folder with --folder DIR")
     say(
         f"{options.sites:,} sites with {options.pages:,} pages each, {many(options.workers, 'worker')}, "
         f"{masked_address(options.frontier) or 'embedded'}, {', '.join(map(masked_address, options.sinks))}; "
@@ -286,25 +300,25 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **giv
 async def _run_verification(options: VerifyOptions) -> VerifyResult:
     task = asyncio.current_task()
     assert task is not None
-    # As with Ctrl-C: what was started and made is taken away.
+    # As with Ctrl-C: processes are stopped and files are deleted.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await run_verification(options, clock=SystemClock(), report=lambda line: say(plain(line)))
 
 
 def verify_lines(proof: VerifyResult) -> Iterator[str]:
-    """The result as text lines."""
+    """The result as lines."""
     found, options = proof.verdict, proof.options
     kinds = [event.kind for event in proof.injected]
     dealt = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "nothing was killed"
     yield f"{found.requests:,} requests for {found.pages:,} URLs in {proof.seconds:.1f} s; {dealt}"
     yield f"  lost           {len(found.lost):>6,}"
     yield f"  stored twice   {len(found.stored_twice):>6,}"
-    yield f"  fetched again  {found.fetched_again:>6,}  of at most {found.again_at_most:,} that were in hand"
+    yield f"  fetched again  {found.fetched_again:>6,}  of at most {found.again_at_most:,} in progress at the kills"
     least = f"; the smallest {found.least_gap:.4f} s" if found.least_gap is not None else ""
     yield f"  impolite       {len(found.impolite):>6,}  of {found.gaps:,} gaps{least}, the delay is {options.delay:g} s"
     yield f"  forbidden      {len(found.forbidden):>6,}"
     if found.late:
-        yield f"  late           {found.late:>6,}  written by a stopped worker in the moment it woke"
+        yield f"  late           {found.late:>6,}  written by a suspended worker when it resumed"
     yield from (f"  lost: {plain(url)}" for url in found.lost[:_FEW])
     yield from (f"  stored {count} times: {plain(url)}" for url, count in [*found.stored_twice.items()][:_FEW])
     yield from (f"  impolite: {gap.site} after {gap.seconds:.4f} s" for gap in found.impolite[:_FEW])
@@ -335,18 +349,19 @@ def _as_json(proof: VerifyResult) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Measure each thing once and briefly: about a minute.")
+@click.option("--quick", is_flag=True, help="Run each measurement once, with less data; takes about a minute.")
 @click.option("--frontier", "urls", multiple=True, metavar="URL",
-              help="Measure this store too, in a job of its own; may be repeated.")  # fmt: skip
+              help="Also measure this frontier, with a temporary job; may be repeated.")  # fmt: skip
 @click.option("--servers/--no-servers", default=True,
-              help="Start Redis, PostgreSQL and MariaDB where they are installed.  [default: servers]")  # fmt: skip
+              help="Start Redis, PostgreSQL, and MariaDB if they are installed.  [default: servers]")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the figures there.  [default: figures.json in the user's cache]")  # fmt: skip
+              help="Output file.  [default: figures.json in the user's cache]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(quick: bool, urls: tuple[str, ...], servers: bool, out: Path | None, as_json: bool) -> int:
-    """Measure CPU of a page, cost and size of frontiers, and an archive on this machine.
+    """Benchmark pages, frontiers, and WARC archives on this machine.
 
-    `gossamer plan` computes with what it writes. Traffic stays on loopback.
+    Measures CPU time per page, and CPU time and size of frontiers. `gossamer plan` uses the figures. All traffic stays
+    on loopback.
     """
     for url in urls:
         if not is_fleet(url):
@@ -366,7 +381,7 @@ def bench(quick: bool, urls: tuple[str, ...], servers: bool, out: Path | None, a
 
 
 def measure(*, quick: bool, urls: tuple[str, ...], servers: bool) -> Figures:
-    """All figures; a quick measure has a fourth of the pages, and one run in place of five."""
+    """Measure all figures. `quick` uses a quarter of the pages, and one run instead of five."""
     runs, many = (1, 1) if quick else (5, 4)
     say("crawling simulated webs")
     crawls = measure_crawls(pages=1600 * many, hosts=500 * many, runs=runs)
@@ -392,7 +407,7 @@ def measure(*, quick: bool, urls: tuple[str, ...], servers: bool) -> Figures:
 
 
 def _stores(urls: tuple[str, ...], stack: ExitStack, *, servers: bool) -> Iterator[tuple[str, str, int]]:
-    """Name, address and process of the stores to measure, each started when it is its turn."""
+    """Name, address, and process id of each frontier to measure; servers are started one at a time."""
     yield "sqlite", "", 0
     named = {}
     for url in urls:
@@ -403,7 +418,7 @@ def _stores(urls: tuple[str, ...], stack: ExitStack, *, servers: bool) -> Iterat
     if "redis" not in named and RedisServer.is_there():
         server = stack.enter_context(RedisServer())
         yield "redis", server.url, server.pid
-    # Loads drivers that may not be there.
+    # This import needs drivers that may not be installed.
     try:
         from gossamer.testing.servers import MariaServer, PostgresServer
     except ConfigError:
@@ -415,7 +430,7 @@ def _stores(urls: tuple[str, ...], stack: ExitStack, *, servers: bool) -> Iterat
 
 
 def machine() -> str:
-    """This machine, in words."""
+    """Description of this machine."""
     model = platform.processor() or platform.machine()
     try:
         found = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -427,7 +442,7 @@ def machine() -> str:
 
 
 def bench_lines(figures: Figures) -> Iterator[str]:
-    """The figures as people read them."""
+    """The figures as a table."""
     yield f"{figures.measured_on}, {figures.machine}, gossamer {figures.version}"
     for name, value in (
         ("page of 10 kB", figures.small_page_cpu_seconds),

@@ -1,4 +1,4 @@
-"""The command `plan`: what a larger crawl needs."""
+"""The command `plan`: estimates the machines, storage, and cost of a crawl."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from gossamer.lab.plan import (
 )
 
 _RELIEF: Mapping[Part, str] = {
-    "politeness": "no machine helps: ask large sites for a shorter delay, or take longer",
-    "worker cores": "less CPU a page: smaller pages, fewer links followed",
-    "worker memory": "a shorter delay keeps fewer sites in hand",
+    "politeness": "more machines do not help: agree on a shorter delay with large sites, or allow more time",
+    "worker cores": "reduce CPU per page: smaller pages, fewer links followed",
+    "worker memory": "a shorter delay reduces the number of concurrent sites",
     "bandwidth": "faster network cards, or servers that compress",
     "frontier cpu": "more shards",
-    "frontier space": "fewer URLs known, or a store on disks",
-    "storage": "keep less of each page, or fewer pages",
-    "traffic": "nothing: requests have to be sent",
+    "frontier space": "fewer known URLs, or a frontier on disk",
+    "storage": "store less of each page, or fewer pages",
+    "traffic": "cannot be reduced: requests have to be sent",
 }
 
 
@@ -183,46 +183,47 @@ def _price(flag: str, default: float, text: str) -> Callable[[Command], Command]
 
 @click.command()
 @_count("--pages", "1e9", "Pages to crawl: 1e12, 5M, 2bn.")
-@_seconds("--every", "7d", "Time in which each of them is to be fetched: 7d, 36h.")
-@click.option("--once", is_flag=True, help="Fetch each page once in that time, and not again.")
-@_bytes("--page-size", "35kB", "Of a page.")
-@_count("--hosts", None, "Hosts that have the pages.  [default: as on the web as it is known]")
-@_seconds("--delay", "1s", "Between two requests to a site.")
-@_seconds("--latency", "500ms", "From a request to its answer, on average.")
-@click.option("--store", default="redis", show_default=True, help="Frontier: redis, postgresql or mysql.")
-@click.option("--regions", type=click.IntRange(1, 1000), default=1, show_default=True, help="Places with workers.")
-@click.option("--no-archive", is_flag=True, help="Keep no pages, only what is extracted from them.")
-@click.option("--compression", type=click.FloatRange(0.01, 2), help="Bytes stored for a byte.  [default: as measured]")
+@_seconds("--every", "7d", "Period in which each page is fetched: 7d, 36h.")
+@click.option("--once", is_flag=True, help="Fetch each page once in that period, without revisits.")
+@_bytes("--page-size", "35kB", "Mean bytes per page.")
+@_count("--hosts", None, "Number of hosts.  [default: by the distribution of the public web]")
+@_seconds("--delay", "1s", "Delay between two requests to a site.")
+@_seconds("--latency", "500ms", "Mean latency of a request.")
+@click.option("--store", default="redis", show_default=True, help="Frontier: redis, postgresql, or mysql.")
+@click.option("--regions", type=click.IntRange(1, 1000), default=1, show_default=True, help="Regions with workers.")
+@click.option("--no-archive", is_flag=True, help="Store no pages, only extracted data.")
+@click.option("--compression", type=click.FloatRange(0.01, 2), help="Stored bytes per byte.  [default: as measured]")
 @click.option("--wire-ratio", type=click.FloatRange(0.01, 1), default=1.0, show_default=True,
-              help="Bytes on the wire for a byte: less than 1 where servers compress.")  # fmt: skip
-@click.option("--busy", type=click.FloatRange(0.05, 1), default=0.6, show_default=True, help="Load of machines.")
-@click.option("--cores", type=click.FloatRange(min=1), default=16, show_default=True, help="Of a machine.")
-@_bytes("--worker-memory", "64GB", "Of a machine with workers.")
-@_bytes("--server-memory", "128GB", "Of a machine with a frontier.")
-@_bytes("--server-disk", "8TB", "Of a machine with a frontier.")
+              help="Bytes on the wire per byte; below 1 if servers compress.")  # fmt: skip
+@click.option("--busy", type=click.FloatRange(0.05, 1), default=0.6, show_default=True,
+              help="Target load of machines.")  # fmt: skip
+@click.option("--cores", type=click.FloatRange(min=1), default=16, show_default=True, help="Cores per machine.")
+@_bytes("--worker-memory", "64GB", "Memory per worker machine.")
+@_bytes("--server-memory", "128GB", "Memory per frontier server.")
+@_bytes("--server-disk", "8TB", "Disk per frontier server.")
 @click.option("--gigabits", type=click.FloatRange(min=0.01), default=10.0, show_default=True,
-              help="Network of a machine, in Gbit/s.")  # fmt: skip
-@_price("--core-price", _PRICES.core_hour, "Dollars for a core and an hour.")
-@_price("--memory-price", _PRICES.memory_gb_hour, "Dollars for a GB of memory and an hour.")
-@_price("--disk-price", _PRICES.disk_tb_month, "Dollars for a TB of a server's disk and a month.")
-@_price("--storage-price", _PRICES.storage_tb_month, "Dollars for a TB stored and a month.")
-@_price("--sent-price", _PRICES.sent_gb, "Dollars for a GB sent; what is received is free.")
+              help="Network bandwidth per machine, in Gbit/s.")  # fmt: skip
+@_price("--core-price", _PRICES.core_hour, "Dollars per core and hour.")
+@_price("--memory-price", _PRICES.memory_gb_hour, "Dollars per GB of memory and hour.")
+@_price("--disk-price", _PRICES.disk_tb_month, "Dollars per TB of server disk and month.")
+@_price("--storage-price", _PRICES.storage_tb_month, "Dollars per TB of storage and month.")
+@_price("--sent-price", _PRICES.sent_gb, "Dollars per GB sent; received traffic is free.")
 @click.option("--figures", "source", default="", metavar="FILE",
-              help="File of `gossamer bench`, or `reference`.  [default: the last bench, else reference]")  # fmt: skip
+              help="Output of `gossamer bench`, or `reference`.  [default: last bench, or reference]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the plan and its variants as JSON.")
 def plan(source: str, as_json: bool, **options: Any) -> int:
-    """Compute machines, memory, traffic, storage and cost of a crawl, and name its bottleneck.
+    """Estimate the machines, storage, and cost of a crawl, and its bottleneck.
 
-    From figures that were measured (`gossamer bench`), the shape of the web as it is published, and assumptions that
-    are options. The table shows what changes if one of them is wrong.
+    The estimate uses measured figures (`gossamer bench`), published statistics of the web, and the assumptions in the
+    options. The table shows how the result changes if an assumption is wrong.
     """
     figures, told = chosen_figures(source)
     if options["compression"] is not None:
         figures = msgspec.structs.replace(figures, warc_ratio=options["compression"])
     if options["store"] not in figures.frontiers:
         raise ConfigError(
-            f"--store {options['store']}: there are no figures of it ({', '.join(figures.frontiers)})",
-            hint="gossamer bench --frontier URL measures it; or --figures reference",
+            f"--store {options['store']}: no figures (only {', '.join(figures.frontiers)})",
+            hint="measure it with: gossamer bench --frontier URL; or use --figures reference",
         )
     wish = _requirements(options)
     if as_json:
@@ -267,7 +268,7 @@ def _requirements(options: dict[str, Any]) -> Requirements:
 
 
 def chosen_figures(source: str) -> tuple[Figures, str]:
-    """The figures to plan with, and where they are from."""
+    """The figures to use, and their source."""
     if source == REFERENCE:
         return reference(), "reference"
     if source:
@@ -277,6 +278,6 @@ def chosen_figures(source: str) -> tuple[Figures, str]:
 
 
 def figures_path() -> Path:
-    """Where `bench` leaves its figures: in the user's cache."""
+    """The file in the user's cache to which `bench` writes its figures."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "gossamer" / "figures.json"

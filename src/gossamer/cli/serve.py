@@ -1,4 +1,4 @@
-"""The command that serves the API and the dashboard."""
+"""The command `serve`: starts the REST API and the dashboard."""
 
 from __future__ import annotations
 
@@ -22,18 +22,24 @@ from gossamer.redact import masked_address
 @click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=job_names)
 @click.option("--crawls", type=click.Path(path_type=Path, file_okay=False), default=Path("crawls"),
               help="Folder with the jobs of this machine.  [default: crawls]")  # fmt: skip
-@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Serve the jobs of a fleet.")
-@click.option("--host", default="127.0.0.1", help="Address to listen on; others need a token.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8090, help="Port; 0 takes a free one. [default: 8090]")
-@click.option("--only", type=click.Choice(["tasks", "pages"]), default=None, help="Serve only this part.")
-@click.option("--read-token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with the token to read.")
+@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER",
+              help="Address of a frontier, to serve the jobs of a fleet.")  # fmt: skip
+@click.option(
+    "--host", default="127.0.0.1", help="Address to listen on; others than loopback need a token.  [default: 127.0.0.1]"
+)
+@click.option("--port", type=click.IntRange(0, 65_535), default=8090, help="Port; 0 picks a free one. [default: 8090]")
+@click.option("--only", type=click.Choice(["tasks", "pages"]), default=None, help="Serve only this part of the API.")
+@click.option("--read-token-file", type=click.Path(path_type=Path, dir_okay=False),
+              help="File with the token for read access.")  # fmt: skip
 @click.option("--write-token-file", type=click.Path(path_type=Path, dir_okay=False),
-              help="File with the token to do everything.")  # fmt: skip
-@click.option("--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="A name that this service goes by.")
-@click.option("--offer", "offers", multiple=True, metavar="NAME=FILE.py", help="A spider that submissions may name.")
-@click.option("--most", type=click.IntRange(1, 1000), default=8, help="Crawls at once that it starts.  [default: 8]")
+              help="File with the token for full access.")  # fmt: skip
+@click.option("--allow-host", "allow_hosts", multiple=True, metavar="NAME",
+              help="Host name to accept in requests; may be repeated.")  # fmt: skip
+@click.option("--offer", "offers", multiple=True, metavar="NAME=FILE.py",
+              help="Spider that submitted jobs may use; may be repeated.")  # fmt: skip
+@click.option("--most", type=click.IntRange(1, 1000), default=8, help="Max concurrent crawls to start.  [default: 8]")
 @click.option("--rate", type=click.FloatRange(1, 100_000), default=100.0,
-              help="Requests a second from one address.  [default: 100]")  # fmt: skip
+              help="Max requests per second from one address.  [default: 100]")  # fmt: skip
 @notice_options
 @settings_options
 def serve(
@@ -54,14 +60,15 @@ def serve(
     errors_above: float,
     **options: Any,
 ) -> int:
-    """Serve an API and a dashboard for the jobs of this machine, or of a fleet.
+    """Start the REST API and the dashboard for the jobs of this machine, or of a fleet.
 
     \b
-    gossamer serve                                   then open what it says
+    gossamer serve                                   then open the printed URL
     gossamer serve --frontier redis://host:6379/0    the jobs of a fleet
 
-    Settings are those of jobs that are submitted; what they may change of them is in docs/reference/api.md. JOB names
-    jobs of a fleet that its frontier does not list. Tokens are in GOSSAMER_READ_TOKEN and GOSSAMER_WRITE_TOKEN.
+    Settings are the defaults of submitted jobs; docs/reference/api.md lists those that a submission may change. JOB
+    adds jobs of a fleet that its frontier does not list. Tokens can also be set in GOSSAMER_READ_TOKEN and
+    GOSSAMER_WRITE_TOKEN.
     """
     try:
         from gossamer.service.security import VARIABLES, read_tokens
@@ -72,15 +79,16 @@ def serve(
     logs.start()
     if frontier and not is_fleet(frontier):
         raise ConfigError(
-            f"--frontier {masked_address(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0"
+            f"--frontier {masked_address(frontier)} is not the address of a fleet's frontier",
+            hint="for example: --frontier redis://host:6379/0",
         )
     tokens = read_tokens(os.environ, {"read": read_token_file, "write": write_token_file})
     for variable in VARIABLES.values():
-        # No process that this one starts has any use for them.
+        # Child processes must not inherit the tokens.
         os.environ.pop(variable, None)
     check_address(host, tokens)
     if "://" in "".join(jobs):
-        raise ConfigError("JOB is a name, not a URL", hint="gossamer serve --frontier URL JOB...")
+        raise ConfigError("JOB must be a name, not a URL", hint="gossamer serve --frontier URL JOB...")
     chosen = ServerOptions(
         crawls=crawls,
         frontier=frontier,

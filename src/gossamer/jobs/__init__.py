@@ -1,1 +1,1 @@
-"""Jobs: one handle for a job that runs here, rests here, or is on a fleet; and what it takes to run one."""
+"""Jobs: one handle for running, stopped, and fleet jobs, and the code that runs, repairs, and deletes them."""

@@ -1,9 +1,9 @@
-"""Reads the frontier of a job that no process runs: from the file in its folder, or on a backend of another package.
+"""Reads the frontier of a stopped job: from the file in its folder, or through a backend of another package.
 
-The embedded backend's file can be read while another process opens it, so `FileAtRest` takes no lock. Of a store that
-belongs to another package only its owner can ask anything: `FrontierAtRest` becomes the owner for the length of one
-question. Between the questions the lock is free, and a crawl can start. While a question is under way, a crawl that
-starts is refused (`Held`), as by any other owner; in turn, the question is refused while a crawl is starting."""
+The embedded backend's file can be read while another process opens it, so `FileAtRest` takes no lock. A store of
+another package can be read only by its owner: `FrontierAtRest` becomes the owner for the duration of one query. Between
+queries the lock is free, and a crawl can start. A crawl that starts during a query fails with `Held`, as with any other
+owner, and so does a query while a crawl is starting."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from gossamer.settings import Settings
 
 
 class AtRest(Protocol):
-    """Answers questions about a job that nobody runs."""
+    """Read access to a stopped job."""
 
     @property
     def is_old(self) -> bool:
-        """Whether the job was run since this object was made."""
+        """Whether the job has run since this object was created."""
         ...
 
     async def overview(self, limit: int, settings: Settings) -> tuple[Counts, Sequence[Known]]:
-        """Counts, and the sites with the most queued requests, as exactly as can be known."""
+        """Counts, and the sites with the most queued requests, as exactly as possible."""
         ...
 
     async def counts(self, settings: Settings) -> Counts: ...
@@ -62,8 +62,8 @@ class FileAtRest:
         return self._survey.is_old
 
     async def overview(self, limit: int, settings: Settings) -> tuple[Counts, Sequence[Known]]:
-        """From the frontier itself, which knows more than its file shows: what waits for a retry, what is parked, how
-        fresh copies are. An archived job, or somebody else's, can be read and not opened."""
+        """Open the frontier, which knows more than its file shows: delayed and parked requests, and freshness. A job in
+        a read-only folder cannot be opened; its file is read instead."""
         if not os.access(self._folder, os.W_OK):
             return await self.counts(settings), await self.sites(limit, settings)
         from gossamer.frontier.embedded.sqlite import open_sqlite
@@ -93,8 +93,8 @@ class FileAtRest:
 class FrontierAtRest:
     """A job on an owned backend of another package.
 
-    To open its frontier may take long. Counts and sites are therefore kept until the job has been run again: each run
-    writes the file with the frontier's address when it begins and when it ends (`jobs/local_run.py`)."""
+    Opening its frontier may take long, so counts and sites are cached until the next run: each run writes the file with
+    the frontier's address when it begins and when it ends (`jobs/local_run.py`)."""
 
     def __init__(self, folder: Path, url: str, *, clock: Clock) -> None:
         self._url = url
@@ -102,7 +102,7 @@ class FrontierAtRest:
         self._clock = clock
         self._marker = folder / ADDRESS
         self._stamp = self._written_at()
-        # Two questions of one process would each want to be the owner.
+        # Two concurrent queries in one process would compete for ownership.
         self._turn = asyncio.Lock()
         self._counts: Counts | None = None
         self._sites: tuple[int, list[Known]] = (0, [])

@@ -1,4 +1,4 @@
-"""Find jobs: open one by its name, list those in this folder or on a frontier, and find what one has stored."""
+"""Finds jobs: opens one by its name, lists those in this folder or on a frontier, and locates stored results."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_job(name: str, frontier: str = "") -> AsyncIterator[Job]:
-    """A job by its name: on a fleet's frontier, in the process of this machine that runs it, or in its files.
+    """Open a job by its name: on a fleet's frontier, in the process on this machine that runs it, or in its files.
 
-    A name may also be the folder of a job of this machine. JobMissing if a frontier does not have the job, ConfigError
-    if this machine has none of that name."""
+    The name may also be the folder of a job on this machine. Raises JobMissing if a frontier does not have the job, and
+    ConfigError if this machine does not."""
     job = await find_job(name, frontier)
     try:
         yield job
@@ -48,7 +48,7 @@ async def open_job(name: str, frontier: str = "") -> AsyncIterator[Job]:
 
 
 async def find_job(name: str, frontier: str = "") -> Job:
-    """The same for those who close the job themselves."""
+    """Like `open_job`, but the caller closes the job."""
     folder = folder_of(name, ())
     if is_fleet(frontier):
         return await FleetJob.open(frontier, name, folder)
@@ -62,10 +62,10 @@ async def find_job(name: str, frontier: str = "") -> Job:
 async def open_folder(
     folder: Path, *, name: str, frontier: str = "", clock: Clock | None = None
 ) -> RunningJob | StoppedJob:
-    """The job in a folder of this machine: running, or else at rest; JobMissing if there is none.
+    """Open the job in a folder on this machine, running or stopped; JobMissing if there is none.
 
-    `frontier` may name an owned backend of another package, if the folder does not: it was made by a version that did
-    not write that down, or by another program."""
+    `frontier` may name an owned backend of another package if the folder does not, because an older version or another
+    program created it."""
     try:
         return await RunningJob.open(folder, name=name, clock=clock)
     except JobMissing:
@@ -74,27 +74,27 @@ async def open_folder(
             raise ConfigError(f"there is no job {name!r} in {masked_address(address)}") from None
         if not address and not is_begun(folder):
             raise
-        # The file in the folder is not opened: that would keep others from doing so, and takes long if it is large.
+        # The frontier's file is not opened here: that would lock it, and takes long if it is large.
         return StoppedJob(folder, name=name, address=address, clock=clock)
 
 
 def was_begun(folder: Path, frontier: str) -> bool:
-    """Whether a job of this machine was begun before: in its folder, or on a frontier of another kind with an owner."""
+    """Whether a job on this machine exists: in its folder, or on an owned frontier of another package."""
     if is_foreign(frontier):
         return owned_backend(frontier).settings(frontier, folder.name) is not None
     return (folder / FRONTIER).exists() if frontier else is_begun(folder)
 
 
 def check_folder(folder: Path, name: str) -> None:
-    """Refuse a name or folder that is no job's, as a mistake of who named it."""
+    """Raise ConfigError if the folder contains no job."""
     if not is_begun(folder):
         raise ConfigError(
-            f"there is no job {name!r} ({folder / FRONTIER} does not exist)", hint="gossamer status lists the jobs"
+            f"there is no job {name!r} ({folder / FRONTIER} does not exist)", hint="list jobs with: gossamer status"
         )
 
 
 def guess_name(site: str, frontier: str = "") -> str:
-    """The job that a question about a site is most likely about, where people name none."""
+    """The default job for a site: the one that is named after it, or the only one in `crawls/`."""
     own = folder_of("", [f"http://{site}/"])
     if frontier or is_begun(own):
         return own.name
@@ -103,14 +103,14 @@ def guess_name(site: str, frontier: str = "") -> str:
         return names[0]
     if not names:
         raise ConfigError(
-            "there is no job in crawls/", hint="name it with --job NAME|DIR, or with --job NAME --frontier URL"
+            "there is no job in crawls/", hint="choose a job with --job NAME|DIR, or with --job NAME --frontier URL"
         )
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    raise ConfigError(f"which job? crawls/ has {shown}", hint=f"--job {names[0]}")
+    raise ConfigError(f"no job given, and crawls/ has several: {shown}", hint=f"--job {names[0]}")
 
 
 async def list_jobs(frontier: str = "") -> list[JobSummary]:
-    """The jobs on a frontier, or those in this folder and in its `crawls/`, in the order of their names."""
+    """The jobs on a frontier, or in this folder and its `crawls/`, sorted by name."""
     if is_fleet(frontier):
         names = await list_names(frontier)
         return [await _summary(name, FleetJob.open(frontier, name, folder_of(name, ()))) for name in names]
@@ -124,7 +124,7 @@ async def list_jobs(frontier: str = "") -> list[JobSummary]:
 
 
 async def list_names(frontier: str) -> list[str]:
-    """The names of the jobs on a frontier, in order, a thousand at most."""
+    """The names of the jobs on a frontier, sorted, at most 1,000."""
     return await backend_of(frontier).list_jobs(frontier)
 
 
@@ -143,13 +143,15 @@ async def _summary(name: str, opening: Awaitable[Job]) -> JobSummary:
 async def create_frontier(
     name: str, frontier: str, settings: Settings, *, worker: str
 ) -> FleetFrontier | OwnedFrontier:
-    """The frontier of a job, made if it is not there, for a program that puts requests of its own into it.
+    """Open the frontier of a job, creating the job if it does not exist, for a program that adds its own requests.
 
-    These are the job's settings from now on. `worker` is the name of the program among the workers of a fleet."""
+    The settings replace those of the job. `worker` is the program's name among the workers of a fleet."""
     if is_fleet(frontier):
         return await create_fleet(frontier, name, settings, worker=worker)
     if is_in_memory(frontier):
-        raise ConfigError("a job in memory ends with this command", hint="leave --frontier away, or name a server")
+        raise ConfigError(
+            "--frontier memory: the job would end with this command", hint="omit --frontier, or use a server"
+        )
     folder = folder_of(name, ())
     url = owned_url(frontier or stored_address(folder), folder)
     created = await owned_backend(url).create(url, folder.name, settings, clock=SystemClock())
@@ -159,9 +161,9 @@ async def create_frontier(
 
 
 async def find_stored(name: str, frontier: str = "") -> StoredJob:
-    """What a job has stored: in its own folder, or in the one that its fleet's workers write to.
+    """The results of a job: in its own folder, or in the results folder of its fleet.
 
-    The frontier is not opened where the folder says enough."""
+    The frontier is opened only if the folder does not have enough information."""
     from gossamer.storage.reader import StoredJob
 
     folder = folder_of(name, ())

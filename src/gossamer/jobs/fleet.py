@@ -1,4 +1,4 @@
-"""A job on a frontier that workers on several machines share: its handle, and how such a job is made."""
+"""Jobs on a frontier that workers on several machines share: their handle, and their creation."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
 
 
 class FleetJob:
-    """A job on a fleet's frontier. Workers, if there are any, are other processes, here or elsewhere."""
+    """A job on a fleet's frontier. Its workers are other processes, on this or other machines."""
 
     def __init__(self, fleet: FleetFrontier, url: str, name: str, folder: Path) -> None:
-        """`folder` is where workers store what has no place in the job's settings or on its frontier."""
+        """`folder` is the results folder if neither the job's settings nor its frontier name one."""
         self.name = name
         self.frontier = url
         self.settings = fleet.settings
@@ -54,7 +54,7 @@ class FleetJob:
 
     @classmethod
     async def open(cls, url: str, name: str, folder: Path) -> FleetJob:
-        """Join a job to look at it; JobMissing if there is none."""
+        """Open a job without working on it; JobMissing if it does not exist."""
         return cls(await open_fleet(url, name), url, name, folder)
 
     @property
@@ -90,17 +90,17 @@ class FleetJob:
         )
 
     async def _results(self, *, check: bool) -> ResultsStatus | None:
-        """The records in the results folder; they are counted only if that takes a moment, or with `check`."""
+        """Compare the results folder with the frontier. Records are counted only with `check`, or if they are few."""
         folder, settings = self.folder, self.settings
         if not wants_segments(settings.sink) or not (settings.results_id or has_segments(folder)):
             return None
         if not is_results(folder, settings):
-            warning = f"{folder} is not the job's results folder: has this machine mounted it?"
+            warning = f"{folder} is not the job's results folder: check that it is mounted on this machine"
             return ResultsStatus(folder=folder, warning=warning) if check else None
         if not check and not is_cheap(folder):
             size = f"{segment_bytes(folder) / 1e6:,.0f} MB"
             return ResultsStatus(
-                folder=folder, warning=f"the records in {folder} were not counted: {size}; --check does"
+                folder=folder, warning=f"the records in {folder} ({size}) were not counted; count them with --check"
             )
         try:
             compared = await compare(self, folder)
@@ -156,12 +156,12 @@ class FleetJob:
         return await self._fleet.add([linker.seed(url) for url in urls])
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
-        """Change the job's record; workers take the change with their next heartbeat."""
+        """Change settings in the job's record; workers apply them with their next heartbeat."""
         counts = await self.counts()
         if counts.job not in ("running", "paused"):
             raise JobStopped(f"the job is {counts.job}", hint="limits can be changed while it runs or is paused")
         live = any(map(is_live, await self.workers()))
-        # Others may have changed them since this job was opened.
+        # Another process may have changed them since this job was opened.
         await self._fleet.refresh()
         settings = configuration.build({**configuration.dump(self._fleet.settings), **changes})
         await (await create_fleet(self.frontier, self.name, settings)).aclose()
@@ -185,7 +185,7 @@ class FleetJob:
 
 
 async def submit_job(url: str, name: str, settings: Settings, urls: Sequence[str], *, shards: str = "") -> int:
-    """Make a job with its first URLs, for workers to join; how many of the URLs it did not know."""
+    """Create a job with its seeds, for workers to join; returns the number of new URLs."""
     fleet = await create_fleet(url, name, settings, shards=shards)
     try:
         return await begin(fleet, settings, urls)
@@ -194,7 +194,7 @@ async def submit_job(url: str, name: str, settings: Settings, urls: Sequence[str
 
 
 def merge_regions(shards: Iterable[ShardView]) -> dict[str, RegionView]:
-    """The regions of all shards together."""
+    """Merge the regions of all shards."""
     found: dict[str, RegionView] = {}
     for shard in shards:
         for name, view in shard.regions.items():
@@ -212,36 +212,36 @@ def merge_regions(shards: Iterable[ShardView]) -> dict[str, RegionView]:
 def find_warnings(
     counts: Counts, live: Sequence[Heartbeat], shards: Sequence[ShardView], *, is_auto: bool = False
 ) -> list[str]:
-    """What keeps a job, or a part of it, from going on; `is_auto` says that sites find their region by themselves."""
+    """Reasons why a job, or a part of it, makes no progress; `is_auto` is `region_by = auto`."""
     if counts.finished or counts.job not in _UNFINISHED:
         return []
     if not live:
         if counts.job == "stopping" and not counts.leased:
             return []
-        return ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
+        return ["no worker is running: start one with gossamer worker FRONTIER --job NAME"]
     found = []
     if counts.outbox and not counts.queued and not counts.leased and not counts.delayed:
-        found.append("all pages are done: waiting until the servers cannot lose the last links (forget_seconds)")
+        found.append("all pages are done; waiting until the last links are durable on all servers (forget_seconds)")
     staffed = {worker.region for worker in live}
     for name, view in sorted(merge_regions(shards).items()):
         lanes = view.ready + view.later
         if name and lanes and name not in staffed:
-            what = "workers of other regions take them over" if is_auto else f"start one with --region {name}"
+            what = "workers of other regions will crawl them" if is_auto else f"start one with --region {name}"
             sites = f"{lanes:,} site{'s' * (lanes != 1)}"
-            found.append(f"region {name} has work on {sites}, but no worker: {what}")
+            found.append(f"region {name} has {sites} to crawl, but no worker: {what}")
     taken: set[int] = set()
     for worker in live:
-        # On a folder it is a list of those that the worker has now; others are taken when there is work.
+        # On a folder, this is the list of currently claimed shards; workers claim others when they have work.
         is_pinned = "/" in worker.shards
         taken.update(parse_part(worker.shards).shards if is_pinned else range(len(shards)))
     left = sorted({shard.shard for shard in shards} - taken)
     if left:
-        found.append(f"no worker takes {shard_words(left)} of {len(shards):,} shard{'s' * (len(shards) != 1)}")
+        found.append(f"no worker crawls {shard_words(left)} of {len(shards):,} shard{'s' * (len(shards) != 1)}")
     return found
 
 
 def shard_words(numbers: Sequence[int]) -> str:
-    """`shard 7`, `shards 0-3, 8`."""
+    """Format shard numbers: `shard 7`, `shards 0-3, 8`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -127,13 +127,13 @@ class FleetRun:
         ended."""
         refused: Counter[str] = Counter()
         with suppress(FrontierError):
-            for pulse in await frontier.workers():
-                if pulse.up_seconds + pulse.silent <= since + EVERY_SECONDS:
-                    refused.update(pulse.refused)
+            for heartbeat in await frontier.workers():
+                if heartbeat.up_seconds + heartbeat.silent <= since + EVERY_SECONDS:
+                    refused.update(heartbeat.refused)
         return refused
 
-    async def _watch_the_time(self, frontier: FleetFrontier) -> None:
-        """Stop the run after `max_seconds`, which may be changed while it runs and is therefore read again."""
+    async def _stop_after_max_seconds(self, frontier: FleetFrontier) -> None:
+        """Stop the run after `max_seconds`. The setting may change during the run, so it is read repeatedly."""
         clock = SystemClock()
         began_at = clock.monotonic()
         while True:
@@ -151,7 +151,7 @@ class FleetRun:
         try:
             found = await compare(frontier, self.folder)
         except FrontierError as error:
-            log.warning("the records in %s were not compared with the frontier: %s", self.folder, error)
+            log.warning("cannot check %s for missing records: %s", self.folder, error)
             return
         if warning := forgotten_words(found, await frontier.counts(), frontier.settings, self._job):
             log.warning("%s", warning)
@@ -161,7 +161,7 @@ class FleetRun:
         if self._own_results or not self.settings.results_id:
             log.warning("%s: other machines may have them", what)
         elif not found.is_final:
-            log.warning("%s yet: other workers are at work", what)
+            log.warning("%s yet: other workers are running", what)
         else:
             hint = f"{repair_command(self._job, self._url)} queues them again"
             raise SinkError(f"job {self._job!r}: {what}", hint=hint)
@@ -193,7 +193,7 @@ class FleetRun:
                 },
                 names=f"{os.uname().nodename}-{os.getpid()}",
             )
-            timer = asyncio.create_task(self._watch_the_time(frontier))
+            timer = asyncio.create_task(self._stop_after_max_seconds(frontier))
             if self._stop_wanted:
                 self._supervisor.stop()
             await self._supervisor.run()

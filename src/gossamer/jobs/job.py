@@ -1,8 +1,8 @@
-"""The handle of a job, wherever it is: a process of this machine runs it, nobody does, or it is on a fleet's frontier.
+"""The job handle: one protocol for jobs that run on this machine, are stopped, or are on a fleet's frontier.
 
-`jobs.find.open_job` gives the handle that fits: `RunningJob` asks the owner's process over its socket, `StoppedJob`
-reads the files of a job that nobody runs, `FleetJob` asks the frontier that workers share. Commands, the service and
-the Python API use this protocol and do not ask which of the three they have."""
+`jobs.find.open_job` returns the matching handle: `RunningJob` calls the owner process over its socket, `StoppedJob`
+reads the files of a stopped job, and `FleetJob` queries the shared frontier. Commands, the service, and the Python API
+use this protocol without distinguishing the three."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 Known = Mapping[str, Any]
 LookUp = Callable[..., Awaitable[Known | None]]
 State = Literal["starting", "running", "paused", "stopping", "finished", "resting", "failed"]
-"""`resting` is a job that nobody works on, with something left to do. Only the service, which starts crawls, knows that
-one is `starting` or has `failed`."""
+"""`resting` is an unfinished job without workers. Only the service, which starts crawls, reports `starting` and
+`failed`."""
 SITES = 100
 """Sites in a status: those with the most queued requests."""
 _OPEN = ("queued", "leased", "delayed")
 _MAX_SAME = 100
 _QUICK_BYTES = 256 * 1024 * 1024
-"""A request log up to this size is read in a moment."""
+"""Max size of a request log that is read without `check`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionStatus:
-    """A region of a fleet's job: its lanes, and the live workers that it has."""
+    """A region of a fleet's job: its lanes and its live workers."""
 
     lanes: RegionView
     workers: int
     rate: float
-    """Pages a second of these workers."""
+    """Pages per second of these workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsStatus:
-    """The results folder of a fleet's job, compared with what the frontier counts as stored."""
+    """The results folder of a fleet's job, compared with the frontier's count of stored pages."""
 
     folder: Path
     recorded: int | None = None
@@ -60,25 +60,25 @@ class ResultsStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """All that `gossamer status` reports of a job."""
+    """The status of a job, as `gossamer status` shows it."""
 
     state: State
     counts: Counts
     workers: Sequence[Heartbeat] = ()
     sites: Sequence[Known] = ()
     rejected: int = 0
-    """Items that fitted no type. A fleet's job does not count them."""
+    """Rejected items. Not counted for a fleet's job."""
     cut: Known | None = None
-    """Pages of which a part was dropped, by reason; None where the request log does not say, or is long."""
+    """Pages that a limit has cut, by reason; None without a request log, or if it is too long to read."""
     is_shared: bool = False
-    """Whether the job is on a fleet's frontier: only then there is more below."""
+    """Whether the job is on a fleet's frontier. The fields below are only for such jobs."""
     rate: float = 0.0
-    """Pages a second of all live workers."""
+    """Pages per second of all live workers."""
     regions: Mapping[str, RegionStatus] = field(default_factory=dict)
     shards: Sequence[ShardView] = ()
     warnings: Sequence[str] = ()
     results: ResultsStatus | None = None
-    """None if nothing can be said from this machine."""
+    """None if this machine cannot see the results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,34 +89,34 @@ class JobSummary:
     state: State | None = None
     counts: Counts | None = None
     problem: str = ""
-    """Why the job cannot be asked; then it has neither state nor counts."""
+    """Why the job cannot be opened; state and counts are then None."""
 
 
 class Job(Protocol):
-    """A job that can be asked and, if somebody works on it, controlled. Close it after use.
+    """A job that can be queried and, while it runs, controlled. Close it after use.
 
-    What nobody can do at this moment, such as pausing a job that nobody works on, raises `JobStopped`."""
+    Operations that need a running job, such as pausing it, raise `JobStopped` on a stopped one."""
 
     name: str
     settings: Settings
     folder: Path
-    """Where what it stored is, and its request log."""
+    """The folder with its results and its request log."""
     frontier: str
-    """The address of the frontier; empty for a job of this machine."""
+    """The address of the frontier; empty for a job on this machine."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether the job has changed its kind, as one that ended did: open it again."""
+        """Whether this handle is outdated, because the job has started or ended: open the job again."""
         ...
 
     async def status(self, *, check: bool = False) -> JobStatus:
-        """Everything at once. With `check`, records and long request logs are counted however many there are."""
+        """The whole status. With `check`, records and request logs of any size are counted."""
         ...
 
     async def counts(self) -> Counts: ...
 
     def state(self, counts: Counts, workers: Sequence[Heartbeat]) -> State:
-        """The state that these counts and workers mean."""
+        """The state of a job with these counts and workers."""
         ...
 
     async def workers(self) -> list[Heartbeat]: ...
@@ -128,23 +128,23 @@ class Job(Protocol):
         ...
 
     async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
-        """A page of all sites, and where the next begins."""
+        """One page of all sites, and the cursor of the next page."""
         ...
 
     async def site(self, name: str) -> Known | None:
-        """All that the frontier knows of a site."""
+        """The frontier's record of a site."""
         ...
 
     async def lookup(self, url: str, *, page: str = "") -> Known | None:
-        """All that the frontier knows of a URL; `page` led to it, which matters to jobs of Scrapy projects."""
+        """The frontier's record of a URL; `page` is a page that links to it, which jobs of Scrapy projects need."""
         ...
 
     async def advice(self, least: int, most: int | None) -> Advice:
-        """How many workers the job can feed at this moment."""
+        """How many workers the job can use at this moment."""
         ...
 
     async def warnings(self, counts: Counts) -> list[str]:
-        """What keeps the job, or a part of it, from going on."""
+        """Reasons why the job, or a part of it, makes no progress."""
         ...
 
     async def set_state(self, state: JobState) -> None:
@@ -152,19 +152,19 @@ class Job(Protocol):
         ...
 
     async def add(self, urls: Sequence[str]) -> int:
-        """Queue URLs that the job does not know; how many those were."""
+        """Queue URLs; returns the number of new ones."""
         ...
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
-        """Change settings of the job; whether they are in force at once, and not from the next run on."""
+        """Change settings of the job; returns whether they take effect now, and not with the next run."""
         ...
 
     async def remove(self, *, results: bool = False) -> Removed:
-        """Delete the job, with `results` also what it has stored in its folder; JobRunning if somebody works on it."""
+        """Delete the job, and with `results` the results in its folder; JobRunning if it has live workers."""
         ...
 
     def stored(self) -> StoredJob:
-        """What the job has stored, to be read."""
+        """The stored results of the job."""
         ...
 
     async def aclose(self) -> None: ...
@@ -177,23 +177,23 @@ async def read_state(job: Job) -> State:
 
 
 def state_word(state: JobState) -> State:
-    """The state that a frontier keeps, in the word for people."""
+    """The state to show for a frontier's state."""
     return "resting" if state == "missing" else state
 
 
 def cut_pages(folder: Path, *, check: bool = False) -> Known | None:
-    """The pages that were cut, by the request log; None where there is none or, without `check`, a long one."""
+    """The pages that a limit has cut, from the request log; None without a log or, without `check`, if it is long."""
     if not has_request_log(folder) or (not check and request_log_bytes(folder) > _QUICK_BYTES):
         return None
     return count_cut(folder).plain()
 
 
 async def lookup_any_name(lookup: LookUp, settings: Settings, url: str, page: str = "") -> Known | None:
-    """What a frontier knows of a URL, by its key, or letter by letter, as earlier versions named pages.
+    """A frontier's record of a URL, by its key, or by the URL as it is, as earlier versions built keys.
 
-    Jobs of Scrapy projects name requests by Scrapy's fingerprints. A URL that is not found by its own name is looked up
-    by that, and the answer then has `by`, and `times`, the number of requests for it. A request that is not filtered
-    (`dont_filter`) is named after the `page` that led to it."""
+    Jobs of Scrapy projects use Scrapy's fingerprints as keys. A URL that is not found by its key is looked up by its
+    fingerprint; the result then has `by`, and `times`, the number of requests for it. The key of an unfiltered request
+    (`dont_filter`) depends on the `page` that it comes from."""
     found = await lookup(url, urls.key_of) or (await lookup(url) if urls.equivalent(url) != url else None)
     if found is not None or settings.robots or settings.scope != "any":
         return found
@@ -209,7 +209,7 @@ async def lookup_any_name(lookup: LookUp, settings: Settings, url: str, page: st
 
 
 async def _family(lookup: LookUp, names: ScrapyKeys, url: str, above: list[int]) -> list[Known]:
-    """The request for a URL, and the unfiltered ones that others, or these themselves, led to: retries are such."""
+    """The request for a URL, and the unfiltered requests for it, such as retries."""
     found = [one for one in [await lookup(url, names.plain)] if one is not None]
     parents = [*above, *(one["key"] for one in found)]
     for parent in parents:
@@ -222,7 +222,7 @@ async def _family(lookup: LookUp, names: ScrapyKeys, url: str, above: list[int])
 
 
 def _scrapy_names() -> ScrapyKeys | None:
-    """How the Scrapy project in this folder names requests, or Scrapy itself; None where that is not installed."""
+    """The request fingerprints of the Scrapy project in this folder, or of Scrapy; None if it is not installed."""
     try:
         from gossamer.scrapy.requests import ScrapyKeys
     except ConfigError:

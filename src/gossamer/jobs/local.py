@@ -1,4 +1,4 @@
-"""Jobs of this machine: `RunningJob` asks the process that runs one, `StoppedJob` reads the files of one at rest."""
+"""Handles of jobs on this machine: `RunningJob` calls the owner process, `StoppedJob` reads the job's files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VERBS = {"paused": "pause", "running": "resume", "stopping": "stop"}
 
 
 class RunningJob:
-    """A crawl that another process of this machine runs, asked over its socket."""
+    """A crawl that another process on this machine runs, reached over its socket."""
 
     frontier = ""
 
@@ -51,7 +51,7 @@ class RunningJob:
 
     @classmethod
     async def open(cls, folder: Path, *, name: str = "", clock: Clock | None = None) -> RunningJob:
-        """Reach the owner of the job in this folder; JobMissing if there is none."""
+        """Connect to the owner of the job in this folder; JobMissing if no process runs it."""
         connection, welcome = await connect(folder)
         return cls(connection, welcome, folder, name=name or folder.name, clock=clock or SystemClock())
 
@@ -76,7 +76,7 @@ class RunningJob:
         return await asyncio.to_thread(self._processes.look, named or {OWNER: self._connection.peer_pid})
 
     async def shards(self) -> list[ShardView]:
-        # Several parts of a page ask at once, and the crawl walks over all its sites for it.
+        # The dashboard requests this several times at once, and the crawl iterates over all its sites for it.
         async with self._counting:
             counted_at, lanes = self._lanes
             if self._clock.monotonic() > counted_at + _LANES_SECONDS:
@@ -132,12 +132,12 @@ class RunningJob:
 
 
 class StoppedJob:
-    """A crawl that nobody runs: its frontier and its files are read, and only its settings can be changed."""
+    """A crawl that no process runs: its frontier and files can be read, and its settings can be changed."""
 
     frontier = ""
 
     def __init__(self, folder: Path, *, name: str = "", address: str = "", clock: Clock | None = None) -> None:
-        """`address` is that of an owned frontier of another package; by default the one that the folder names."""
+        """`address` is the address of an owned frontier of another package, by default the one in the folder."""
         self.name = name or folder.name
         self.folder = folder
         self.settings = configuration.build(stored_settings(folder))
@@ -199,7 +199,9 @@ class StoppedJob:
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
         if "max_seconds" in changes:
-            raise JobStopped("max_seconds is for one run, and there is none now", hint="resume the job first")
+            raise JobStopped(
+                "max_seconds applies to a running job, and this one is stopped", hint="resume the job first"
+            )
         self.settings = configuration.build({**configuration.dump(self.settings), **changes})
         await asyncio.to_thread(save_settings, self.folder, self.settings)
         return False
@@ -221,7 +223,7 @@ class StoppedJob:
 
 
 def _files(folder: Path, check: bool) -> tuple[int, Known | None]:
-    """Rejected items and cut pages, by the files of the job."""
+    """The numbers of rejected items and cut pages, from the job's files."""
     return count_rejected(folder), cut_pages(folder, check=check)
 
 
@@ -232,14 +234,14 @@ def _stored(folder: Path) -> StoredJob:
 
 
 class ProcessMonitor:
-    """Memory and CPU of processes on this machine. CPU is what a process used between two looks."""
+    """Memory and CPU of processes on this machine. CPU is measured between two samples."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[int, tuple[float, float]] = {}
 
     def look(self, processes: Mapping[str, int]) -> list[Heartbeat]:
-        """What workers of a fleet would report of themselves, as far as it can be seen from outside."""
+        """Sample the processes, as heartbeats like those of a fleet's workers."""
         self._seen = {pid: seen for pid, seen in self._seen.items() if pid in processes.values()}
         return [self._heartbeat(name, pid) for name, pid in processes.items()]
 
@@ -247,7 +249,7 @@ class ProcessMonitor:
         memory, used, up = _usage(pid)
         now = self._clock.monotonic()
         before, at = self._seen.get(pid, (used, now))
-        # Two looks in one moment show nothing: the older one stays.
+        # Two samples at nearly the same time give no rate: keep the older one.
         if now - at > 0.5 or pid not in self._seen:
             self._seen[pid] = (used, now)
         load = (used - before) / (now - at) if now - at > 0.5 else 0.0

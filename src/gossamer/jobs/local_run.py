@@ -147,7 +147,7 @@ class LocalRun:
         return joined + isinstance(self._running, Engine)
 
     async def run(self) -> RunSummary:
-        """Run to the end, in the order of this module's text."""
+        """Run to the end, in the order that the module's docstring describes."""
         settings, folder = self._settings, self._folder
         frontier = self._frontier = await self._open_frontier()
         sinks: list[Sink] = []
@@ -183,7 +183,7 @@ class LocalRun:
             )
         finally:
             if store is not None:
-                # What is still being written has two seconds left: nobody waits for its answer.
+                # Writes in progress get two more seconds: no worker waits for their result.
                 store.hurry(0.0)
             if self.coordinator is not None:
                 await self.coordinator.aclose()
@@ -195,8 +195,8 @@ class LocalRun:
                 self._note_address()
 
     def _note_address(self) -> None:
-        """Leave the address of a frontier that is not in the folder, at the start for those who look at the job later,
-        and at the end so that its time shows that there was a run."""
+        """Store the address of a frontier that is not in the folder: at the start to locate the frontier later, and at
+        the end because the file's modification time marks the last run."""
         if self._folder is not None and is_foreign(self._url):
             save_address(self._folder, self._url)
 
@@ -204,8 +204,8 @@ class LocalRun:
         folder, backend = self._folder, owned_backend(self._url)
         if folder is not None and is_in_memory(self._url) and (folder / FRONTIER).exists():
             raise ConfigError(
-                f"{folder / FRONTIER} is from an earlier run, which a frontier in memory cannot go on with",
-                hint="choose another --job, or leave out --frontier memory:",
+                f"{folder / FRONTIER} is from an earlier run, which --frontier memory: cannot resume",
+                hint="choose another --job, or omit --frontier memory:",
             )
         job = folder.name if folder is not None else ""
         return await backend.create(self._url, job, self._settings, clock=self._clock)
@@ -269,6 +269,6 @@ def _refuse_old_files(folder: Path) -> None:
     for name in ("pages.jsonl", "pages.jsonl.zst", "pages.jsonl.gz", "pages.csv"):
         if (folder / name).exists() and (folder / name).stat().st_size:
             raise ConfigError(
-                f"{folder / name} is from an earlier run, with which this job, a new one, cannot go on",
-                hint="move it away, or choose another --job",
+                f"{folder / name} is from an earlier run, and this new job would overwrite it",
+                hint="move the file away, or choose another --job",
             )

@@ -1,4 +1,4 @@
-"""Notifications of a job's end, stall, or errors, by web hook or command."""
+"""Notifications about a job's end, stall, or errors, by webhook or command."""
 
 from __future__ import annotations
 
@@ -22,66 +22,64 @@ _TRIES = 3
 _ANSWER_SECONDS = 15.0
 _COMMAND_SECONDS = 60.0
 _LEAST_PAGES = 50
-"""With fewer pages since the last look, a share says nothing."""
+"""Pages since the last check below which the share of failures is not evaluated."""
 
 
 class RunSample(NamedTuple):
-    """A run at one moment."""
+    """A sample of a run."""
 
     at: float
     pages: int
     failures: int
     works: bool
-    """Whether something can be fetched: sites are ready or being fetched, and nobody has paused the job."""
+    """Whether something can be fetched: sites are ready or leased, and the job is not paused."""
 
 
 class ObservedRun(Protocol):
-    """What is watched."""
+    """A run to watch."""
 
     async def counts(self) -> Counts: ...
 
     @property
     def figures(self) -> tuple[int, int]:
-        """Pages, and failures among them, since it began."""
+        """Pages, and failures among them, since the run began."""
         ...
 
 
 class Judge:
-    """Says when a run has stalled or mostly fails, once each time it comes to that."""
+    """Detects stalls and high error rates; reports each condition once until it has cleared."""
 
     def __init__(self, *, stalled_after: float, errors_above: float) -> None:
         self._stalled_after = stalled_after
         self._errors_above = errors_above
         self._moved: RunSample | None = None
         self._base: RunSample | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def events(self, look: RunSample) -> list[tuple[str, str]]:
-        """What has to be said now: a word, and a sentence."""
+        """The events to report now, as name and text."""
         found = []
         if self._moved is None or look.pages > self._moved.pages or not look.works:
             self._moved = look
-            self._told.discard("stalled")
-        elif look.at - self._moved.at >= self._stalled_after and "stalled" not in self._told:
-            self._told.add("stalled")
-            found.append(
-                ("stalled", f"nothing was stored for {look.at - self._moved.at:.0f} s, though sites are ready")
-            )
+            self._reported.discard("stalled")
+        elif look.at - self._moved.at >= self._stalled_after and "stalled" not in self._reported:
+            self._reported.add("stalled")
+            found.append(("stalled", f"no page stored for {look.at - self._moved.at:.0f} s, although sites are ready"))
         self._base = self._base or look
         pages = look.pages - self._base.pages
         if pages >= _LEAST_PAGES:
             share = (look.failures - self._base.failures) / pages
             self._base = look
             if share <= self._errors_above:
-                self._told.discard("errors")
-            elif "errors" not in self._told:
-                self._told.add("errors")
+                self._reported.discard("errors")
+            elif "errors" not in self._reported:
+                self._reported.add("errors")
                 found.append(("errors", f"{share:.0%} of the last {pages} pages failed"))
         return found
 
 
 class Notifier:
-    """Sends notices to all targets; one that cannot be reached is logged, and costs the crawl nothing."""
+    """Sends notifications to all targets; a target that cannot be reached is logged and does not affect the crawl."""
 
     def __init__(self, targets: Sequence[str]) -> None:
         for target in targets:
@@ -89,7 +87,7 @@ class Notifier:
         self._targets = targets
 
     async def send(self, event: str, text: str, **about: object) -> None:
-        """Tell everybody; returns when all were told, or could not be."""
+        """Send a notification to all targets; returns after all attempts."""
         body = json.dumps({"event": event, "text": text, **about}).encode()
         await asyncio.gather(*(self._post(target, body) for target in self._targets))
 
@@ -100,24 +98,24 @@ class Notifier:
             try:
                 await asyncio.to_thread(send, target, body)
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                log.warning("notice to %s, try %d of %d: %s", name, number + 1, _TRIES, error)
+                log.warning("notification to %s failed (attempt %d of %d): %s", name, number + 1, _TRIES, error)
                 await asyncio.sleep(2.0**number if number + 1 < _TRIES else 0.0)
             else:
                 return
 
 
 def check(target: str) -> None:
-    """Refuse what is neither a web hook nor a command."""
+    """Raise ConfigError if a target is neither a webhook nor a command."""
     words = shlex.split(target.removeprefix("exec:")) if target.startswith("exec:") else []
     if not words and not target.startswith(("http://", "https://")):
         raise ConfigError(
             f"--notify {target}: neither a URL nor a command",
-            hint="as in https://host/hook, or 'exec:mail -s crawl me@host'",
+            hint="for example: --notify https://host/hook, or --notify 'exec:mail -s crawl me@host'",
         )
 
 
 async def watch(run: ObservedRun, notifier: Notifier, judge: Judge, *, job: str, clock: Clock) -> None:
-    """Look at a run for as long as it goes on, and say what its judge finds."""
+    """Sample a run until cancelled, and send a notification for each event."""
     while True:
         await clock.sleep(LOOK_SECONDS)
         counts, (pages, failures) = await run.counts(), run.figures

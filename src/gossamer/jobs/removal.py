@@ -1,7 +1,7 @@
-"""Delete a job: its frontier always, what it has stored only if that is asked for.
+"""Deletes a job: its frontier always, its results only on request.
 
-A job is removed in the order that an interruption can be taken up again: results first, the frontier with the job's
-record last. Only what jobs write is deleted in a folder: anything else in it, and the folder then, stays."""
+An interrupted deletion can be repeated, because results are deleted first and the frontier with the job's record last.
+Only files that jobs write are deleted: other files in the folder are kept, and then the folder, too."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from gossamer.storage.reader import elsewhere
 from gossamer.storage.registry import result_files
 
 _RESULTS = (*result_files(), REJECTED, segments.FOLDER, request_log.FOLDER, "report.html")
-"""What jobs store in their folder."""
+"""Results of jobs in their folder."""
 _RECORDS = (MARKER, SETTINGS)
-"""What the results are read and recognized by: deleted after them."""
+"""Files that describe the results; deleted after them."""
 _RUNTIME = ("socket", "handling", ADDRESS)
 
 
 class Removed(NamedTuple):
-    """What deleting a job did."""
+    """The result of deleting a job."""
 
     was_there: bool
     results: Path | None
-    """The folder with its results, if that is still there."""
+    """The folder with its results, if they were kept."""
     elsewhere: tuple[str, ...]
-    """Sinks that store outside of the folder: servers, buckets, other paths. What they have is never touched."""
+    """Sinks that store outside of the folder: servers, buckets, other paths. Their data is never deleted."""
 
 
 async def check_rest(job: Job) -> None:
-    """Refuse a job that somebody works on."""
+    """Raise JobRunning if the job has live workers."""
     live = sorted(worker.worker for worker in await job.workers() if is_live(worker))
     if live:
         more = f" and {len(live) - 5} more" if len(live) > 5 else ""
         where = f" --frontier {masked_address(job.frontier)}" if job.frontier else ""
         raise JobRunning(
             f"job {job.name!r} is running: {', '.join(live[:5])}{more}",
-            hint=f"gossamer stop {job.name}{where}, and delete it when its workers have left",
+            hint=f"stop it first, and wait until its workers have exited: gossamer stop {job.name}{where}",
         )
 
 
 async def delete_job(job: Job, *, results: bool = False, address: str = "") -> Removed:
-    """Delete a job that nobody works on, with `results` also what it has stored in its folder.
+    """Delete a stopped job, and with `results` the results in its folder. This cannot be undone.
 
-    `address` is that of a frontier with an owner which is not in the folder.
-    What is deleted cannot be had again: ask first. What was interrupted may be called again."""
+    An interrupted call can be repeated.
+    `address` is the address of an owned frontier that is not in the folder."""
     await check_rest(job)
     url = job.frontier or address or owned_url("", job.folder)
     if results:
@@ -65,22 +65,22 @@ async def delete_job(job: Job, *, results: bool = False, address: str = "") -> R
     try:
         was_there = await remove_job(url, job.folder.name if address else job.name)
     except Held as error:
-        raise JobRunning(str(error), hint=f"gossamer stop {job.name}, and delete it then") from None
+        raise JobRunning(str(error), hint=f"stop it first: gossamer stop {job.name}") from None
     kept = await asyncio.to_thread(_tidy, dict.fromkeys([job.folder, folder_of(job.name, ())]))
     return Removed(was_there, job.folder if job.folder in kept else None, tuple(elsewhere(job.settings.sink)))
 
 
 def _tidy(folders: Iterable[Path]) -> list[Path]:
-    """Delete what is left of a job in these folders, where it has no results; the folders that have some."""
+    """Delete the other files of a job in folders without results; returns the folders with results."""
     kept = []
     for folder in folders:
         _delete(folder, _RUNTIME)
         if any(_there(folder, _RESULTS)):
             kept.append(folder)
             continue
-        # The lock's file goes with the folder only: without it, two processes could each lock a file of that name.
+        # The lock file is deleted only with the folder: otherwise two processes could each lock a file of that name.
         _delete(folder, (*_RECORDS, f"{FRONTIER}-owner"))
-        # Files that no job wrote keep the folder.
+        # Files of other programs keep the folder.
         with suppress(OSError):
             folder.rmdir()
     return kept

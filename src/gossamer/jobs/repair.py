@@ -1,4 +1,4 @@
-"""Queues pages again whose records are lost."""
+"""Repairs a fleet's job: requeues stored pages whose records are lost."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ _MOST = 10_000
 
 
 class Repaired(NamedTuple):
-    """What a repair did."""
+    """The result of a repair."""
 
     folder: Path
     before: Comparison
     requeued: Requeued = Requeued()
     walked: int = 0
-    """Pages that have a record and are fetched once more, because they may link to the lost ones."""
+    """Recorded pages that are fetched again, because they may link to lost ones."""
     lost: int = 0
-    """Pages that still count as stored, have no record, and whose URLs nobody knows."""
+    """Pages that still count as stored, but have no record and no known URL."""
     written_off: int = 0
-    """Pages that count as stored no longer, and are not fetched again."""
+    """Pages that no longer count as stored and are not fetched again."""
 
 
 async def repair(
     url: str, job: str, folder: Path, *, seeds: Sequence[str] = (), adopt: bool = False, walk: bool = False
 ) -> Repaired:
-    """Queue stored pages again that have no record in the job's results folder. Nobody may work on the job meanwhile.
+    """Requeue stored pages that have no record in the job's results folder. The job must have no live workers.
 
-    `adopt`: take the folder for the job's, though its marker is missing. In Redis, which keeps no URLs of finished
-    pages, they are found in the request log, in the referrers and redirects of the records, and among `seeds`; and
-    with `walk` by fetching the recorded pages once more, for their links."""
+    `adopt` accepts the folder although its marker is missing. Redis stores no URLs of finished pages: they are taken
+    from the request log, from the referrers and redirects of the records, and from `seeds`; with `walk`, the recorded
+    pages are fetched again for their links."""
     await _mark(url, job, folder, adopt=adopt)
     name = f"repair-{os.uname().nodename}-{os.getpid()}"
     fleet = await open_fleet(url, job, worker=name)
@@ -67,10 +67,11 @@ async def repair(
         settings, place = fleet.settings, results_folder(url, job, fleet.settings, folder)
         before = await compare(fleet, place, but=name)
         if before.is_live:
-            live = [pulse.worker for pulse in await fleet.workers() if is_live(pulse) and pulse.worker != name]
+            workers = await fleet.workers()
+            live = [worker.worker for worker in workers if is_live(worker) and worker.worker != name]
             raise ConfigError(
-                f"workers are at work for job {job!r}: {', '.join(sorted(live)[:5])}",
-                hint=f"gossamer stop {job}, wait until they have left, and repair it then",
+                f"job {job!r} has running workers: {', '.join(sorted(live)[:5])}",
+                hint=f"stop them, wait until they have exited, and repair the job then: gossamer stop {job}",
             )
         recorded = await asyncio.to_thread(RecordedKeys, place)
         shards = shards_of(fleet)
@@ -89,7 +90,7 @@ async def repair(
 
 
 async def _mark(url: str, job: str, folder: Path, *, adopt: bool) -> None:
-    """See that this machine has the job's results folder; with `adopt`, mark it as that."""
+    """Check that this machine has the job's results folder; with `adopt`, write its marker."""
     fleet = await open_fleet(url, job)
     try:
         settings, place = fleet.settings, results_folder(url, job, fleet.settings, folder)
@@ -97,23 +98,23 @@ async def _mark(url: str, job: str, folder: Path, *, adopt: bool) -> None:
         await fleet.aclose()
     if not wants_segments(settings.sink):
         raise ConfigError(
-            f"job {job!r} stores pages on servers, and no segments that could be lost",
+            f"job {job!r} has no segments to repair: it stores its pages on servers",
             hint=f"its sinks are {', '.join(settings.sink)}",
         )
     if settings.results_id and is_results(place, settings):
         return
     if not adopt and not settings.results_id:
         raise ConfigError(
-            f"job {job!r} has no results id, so nothing shows that {place} is its results folder",
-            hint="an older version made it. If that folder has the segments of all its workers: --adopt-folder",
+            f"job {job!r} has no results_id, so {place} cannot be verified as its results folder",
+            hint="an older version created the job; if the folder has the segments of all its workers: --adopt-folder",
         )
     if not adopt:
         marker = read_marker(place)
         what = f"has no {MARKER}" if marker is None else f"is that of job {marker.job!r}"
         raise ConfigError(
             f"{place} is not the results folder of job {job!r} on this machine: it {what}",
-            hint="mount it, and repair the job then: with another folder here, every page would be fetched again."
-            " If the folder is lost for good, or this is its copy: --adopt-folder",
+            hint="mount the right folder: with another one, every page would be fetched again;"
+            " if the folder is lost, or this is a copy of it: --adopt-folder",
         )
     if settings.results_id:
         await asyncio.to_thread(replace_marker, place, Marker(job, settings.results_id))
@@ -126,7 +127,7 @@ async def _mark(url: str, job: str, folder: Path, *, adopt: bool) -> None:
 async def _requeue_found(
     fleet: FleetFrontier, shards: Sequence[FindsLost], recorded: RecordedKeys, place: Path, before: Comparison
 ) -> Repaired:
-    """Have each shard queue its own pages that have no record, and write off what nobody can fetch again."""
+    """Have each shard requeue its pages that have no record, and write off those that cannot be fetched again."""
     total = Requeued()
     for shard in shards:
         total = total.plus(await shard.requeue_lost(recorded.__contains__))
@@ -148,10 +149,10 @@ async def _requeue_named(
     walk: bool,
     is_by_visit: bool,
 ) -> Repaired:
-    """Queue the pages whose URLs are known from elsewhere, and with `walk` those that may link to the others."""
+    """Requeue the pages whose URLs are known from other sources, and with `walk` pages that may link to the others."""
     left, queued, walked = before.missing, 0, 0
     if not is_by_visit:
-        # A killed worker left records of pages that are queued: they stand for none of those that count as stored.
+        # A killed worker leaves records of pages that are still queued: these do not count as stored.
         waiting = sum([await shard.waiting(recorded.__contains__) for shard in shards])
         left = max(0, before.stored - (len(recorded) - waiting))
     if not left:
@@ -159,7 +160,7 @@ async def _requeue_named(
     named = await asyncio.to_thread(_named, place, settings, secret, recorded, tuple(seeds))
     for number, requests in _by_shard(named, len(shards)).items():
         settled = await shards[number].settled(requests)
-        # Some of them may have been skipped or parked: no more than are missing count as stored no longer.
+        # Some may have been skipped or parked: reduce the number of stored pages at most by the number of missing ones.
         stored = min(left, len(settled))
         queued += await shards[number].requeue(settled, stored=stored)
         left -= stored
@@ -178,7 +179,7 @@ async def _requeue_named(
 def _named(
     place: Path, settings: Settings, secret: bytes, recorded: RecordedKeys, seeds: Sequence[str]
 ) -> list[Request]:
-    """Requests for all URLs without a record that the results folder still names."""
+    """Requests for all URLs in the results folder that have no record."""
     found: dict[int, Request] = {}
 
     def take(url: str, depth: int) -> None:
@@ -190,7 +191,7 @@ def _named(
     deepest = settings.max_depth or 0
     for _, step in request_log.logged_requests(place, "http://", "https://"):
         if not step.skipped:
-            # Its depth is not known: what lies behind it must not be crawled deeper than the job may.
+            # Its depth is unknown: assume the maximum, so that its links do not exceed max_depth.
             take(step.url, deepest)
     for record in all_records(place):
         page = record.page
@@ -204,7 +205,7 @@ def _named(
 
 
 def _with_links(place: Path, settings: Settings, secret: bytes) -> Iterator[Request]:
-    """The recorded pages that link to others, or redirect to them."""
+    """The recorded pages that have links or redirects."""
     seen: set[int] = set()
     for record in all_records(place):
         if record.key in seen or not _leads_on(record):

@@ -1,9 +1,9 @@
-"""The results folder of a fleet's job: its marker, and its records compared with the frontier.
+"""The results folder of a fleet's job: its marker, and the comparison of its records with the frontier.
 
-A job that `submit` or `crawl` makes has a random id in its settings (`results_id`), and its results folder has the same
-id in the file `results.id`. A worker that finds no marker, or that of another job, has another folder than the rest of
-the fleet: a mount is missing, or the folder was never shared. It refuses to start, because what it stored there would
-be missing from every export. A job without an id, which an older version made, is not checked.
+A job that `submit` or `crawl` creates has a random id in its settings (`results_id`), and its results folder has the
+same id in the file `results.id`. A worker that finds no marker, or the marker of another job, sees a different folder
+than the rest of the fleet: a mount is missing, or the folder was never shared. It refuses to start, because its results
+would be missing from every export. A job without an id, from an older version, is not checked.
 
 A record is on disk before its outcome is committed. So the frontier never counts a stored page that has no record, and
 fewer records than stored pages mean that records are lost. There may be more: a worker that was killed in between
@@ -36,21 +36,21 @@ from gossamer.storage.segments import has_records, has_segments, segment_bytes, 
 
 MARKER = "results.id"
 CHEAP_BYTES = 64 * 1024 * 1024
-"""Segments up to this size are counted whenever somebody looks at a job; that takes less than a second."""
+"""Segments up to this size are counted for every status, which takes less than a second."""
 _BUCKET_BITS = 8
 _KEY_BITS = 63
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What `results.id` holds."""
+    """The content of `results.id`."""
 
     job: str
-    """The job that the folder was marked for; for people, and for `export DIR --frontier URL`."""
+    """The job of the folder; shown in messages, and used by `export DIR --frontier URL`."""
     id: str
 
 
 def read_marker(folder: Path) -> Marker | None:
-    """The marker of a folder; None if there is none that can be read."""
+    """The marker of a folder; None if it is missing or unreadable."""
     try:
         return msgspec.json.decode((folder / MARKER).read_bytes(), type=Marker)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
@@ -58,14 +58,14 @@ def read_marker(folder: Path) -> Marker | None:
 
 
 def mark(folder: Path, job: str, *, parents: bool = True) -> str:
-    """Give a folder a marker, unless it has one; the id in it. OSError if that cannot be done."""
+    """Write a marker into a folder, unless it has one; returns the id in the marker. Raises OSError on failure."""
     return put_marker(folder, Marker(job, secrets.token_hex(16)), parents=parents).id
 
 
 def put_marker(folder: Path, marker: Marker, *, parents: bool = True) -> Marker:
-    """Write this marker, unless there is one; the one that is there then.
+    """Write a marker, unless there is one; returns the marker that is then in place.
 
-    Two machines may do this at the same time: the file gets its name when it is whole, and one of them wins."""
+    Two machines may do this at the same time: the complete file is linked into place, and one of them wins."""
     folder.mkdir(parents=parents, exist_ok=True)
     draft = folder / f".{MARKER}.{secrets.token_hex(4)}"
     try:
@@ -87,7 +87,7 @@ def put_marker(folder: Path, marker: Marker, *, parents: bool = True) -> Marker:
 
 
 def replace_marker(folder: Path, marker: Marker) -> Marker:
-    """Write this marker in the place of any other."""
+    """Write a marker, replacing any other."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{MARKER}.{secrets.token_hex(4)}"
     draft.write_bytes(msgspec.json.encode(marker) + b"\n")
@@ -96,7 +96,7 @@ def replace_marker(folder: Path, marker: Marker) -> Marker:
 
 
 def is_results(folder: Path, settings: Settings) -> bool:
-    """Whether this folder is the job's results folder, as far as one can tell: a job without an id has any."""
+    """Whether this is the job's results folder. For a job without an id, every folder is."""
     if not settings.results_id:
         return True
     marker = read_marker(folder)
@@ -104,7 +104,7 @@ def is_results(folder: Path, settings: Settings) -> bool:
 
 
 def check_results(folder: Path, job: str, settings: Settings, frontier: str) -> None:
-    """Refuse to work for a job whose results folder is not the one that this machine sees."""
+    """Raise ConfigError if the folder that this machine sees is not the job's results folder."""
     if not wants_segments(settings.sink) or is_results(folder, settings):
         return
     marker = read_marker(folder)
@@ -115,20 +115,20 @@ def check_results(folder: Path, job: str, settings: Settings, frontier: str) -> 
     else:
         what = f"{folder} is not the results folder of job {job!r}: it has no {MARKER}"
     raise ConfigError(
-        f"{what}; what this worker stored there would be missing from every export",
-        hint="mount the folder that the other machines share, or name a shared sink when you submit the job"
+        f"{what}; results stored there would be missing from every export",
+        hint="mount the folder that the other machines share, or submit the job with a shared sink"
         " (--sink jsonl:/mnt/shared/NAME, --sink s3://...). If this is the right folder, and only its marker is lost:"
-        f" {repair_command(job, frontier)} --adopt-folder. To store here anyway: --own-results",
+        f" {repair_command(job, frontier)} --adopt-folder. To store results here anyway: --own-results",
     )
 
 
 def repair_command(job: str, frontier: str) -> str:
-    """The command that queues lost pages again."""
+    """The command that requeues lost pages."""
     return f"gossamer repair {quote(job)} --frontier {quote(masked_address(frontier))}"
 
 
 class ResultsWatch(Protocol):
-    """What a comparison needs of a fleet's frontier."""
+    """The part of a fleet's frontier that a comparison needs."""
 
     settings: Settings
 
@@ -138,7 +138,7 @@ class ResultsWatch(Protocol):
 
 
 class Comparison(NamedTuple):
-    """Pages that the frontier counts as stored, and those that have a record."""
+    """The number of pages that the frontier counts as stored, and of pages that have a record."""
 
     stored: int
     recorded: int
@@ -159,12 +159,12 @@ class Comparison(NamedTuple):
 
     @property
     def forgotten(self) -> int:
-        """Pages that have a record and do not count as stored."""
+        """Pages that have a record but do not count as stored."""
         return max(0, self.recorded - self.stored)
 
 
 def forgotten_words(found: Comparison, counts: Counts, settings: Settings, job: str) -> str:
-    """What a finished job's records show of a frontier that has forgotten pages for good; empty if nothing."""
+    """A warning if the records of a finished job show that the frontier has lost pages; empty otherwise."""
     # Under a limit other pages take the place of forgotten ones, and these keep their records. So does a page
     # whose worker was killed before its outcome was committed, and that came to nothing when it was fetched again.
     if (
@@ -182,12 +182,12 @@ def forgotten_words(found: Comparison, counts: Counts, settings: Settings, job: 
 
 
 def counts_visits(settings: Settings, counts: Counts) -> bool:
-    """Whether `stored` counts visits of which a page may have several."""
+    """Whether `stored` counts visits, of which a page may have several."""
     return bool(settings.recrawl or counts.revisits or counts.freshness is not None)
 
 
 async def compare(fleet: ResultsWatch, folder: Path, *, but: str = "") -> Comparison:
-    """Compare the frontier with the segments in a folder; reads all of them. `but` is a worker that does not count."""
+    """Compare the frontier with the segments in a folder; reads all segments. `but` is a worker to ignore."""
     # In this order: a record is there before its outcome is.
     live = any(is_live(pulse) for pulse in await fleet.workers() if pulse.worker != but)
     counts = await fleet.counts()
@@ -201,12 +201,12 @@ async def compare(fleet: ResultsWatch, folder: Path, *, but: str = "") -> Compar
 
 
 def is_cheap(folder: Path) -> bool:
-    """Whether the records of a folder are counted in a moment."""
+    """Whether the records of a folder can be counted quickly."""
     return segment_bytes(folder) <= CHEAP_BYTES
 
 
 def count_records(folder: Path, *, visits: bool = False) -> int:
-    """How many pages have a record in the segments of a folder, or how many visits; in bounded memory."""
+    """Count the pages, or visits, that have a record in the segments of a folder."""
     words = CurrentRecords()
     for stamp in stamps(folder):
         words.add(visit_of(stamp.key, stamp.token) if visits else stamp.key, 0)
@@ -214,7 +214,7 @@ def count_records(folder: Path, *, visits: bool = False) -> int:
 
 
 def _look_afresh(folder: Path) -> None:
-    """Have a network file system forget what it remembers of the folder of segments: a change of ours does that."""
+    """Invalidate the cached directory of segments on a network file system, by changing the directory."""
     if has_segments(folder):
         draft = folder / "segments" / f".look-{secrets.token_hex(4)}"
         with suppress(OSError):
@@ -244,18 +244,18 @@ log = logging.getLogger("gossamer.fleet")
 
 
 def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path:
-    """Where a job's workers put their segments: where its sink says, in the folder that they share, or in `folder`."""
+    """The folder for the segments of a job: from its sink, from its shared frontier folder, or else `folder`."""
     return shared_folder(settings.sink) or backend_of(url).results_folder(url, job) or folder
 
 
 async def claim_results(url: str, job: str, settings: Settings, folder: Path, *, parents: bool = True) -> Settings:
-    """Mark the results folder of a job that is about to be made; the settings with the id of the marker.
+    """Mark the results folder of a job that is about to be created; returns the settings with the id of the marker.
 
-    A job that is there keeps the id that it has; one of an older version gets none, unless nothing was stored yet. A
-    new job gets an id also where the folder cannot be marked from this machine: its workers then refuse to start until
-    somebody marks it. A new job must not begin where another has written: what it gathers would have the pages of
-    both. Of two machines that make one job at the same time, each with a folder of its own, the one that writes the
-    settings last has the marked folder, and the other is refused."""
+    An existing job keeps its id; one from an older version gets none, unless nothing was stored yet. A new job gets an
+    id even if the folder cannot be marked from this machine: its workers then refuse to start until it is marked. A new
+    job must not use a folder with the pages of another job: its results would contain both. If two machines create one
+    job at the same time, each with its own folder, the one that writes the settings last has the marked folder, and
+    the other is refused."""
     try:
         fleet = await open_fleet(url, job)
     except JobMissing:
@@ -275,7 +275,7 @@ def _marked(job: str, settings: Settings, folder: Path, *, parents: bool) -> Set
         return settings
     if has_records(folder):
         raise ConfigError(
-            f"{folder} has pages of another job", hint="choose another name with --job, or move that folder away"
+            f"{folder} contains pages of another job", hint="choose another name with --job, or move the folder away"
         )
     try:
         return msgspec.structs.replace(settings, results_id=mark(folder, job, parents=parents))

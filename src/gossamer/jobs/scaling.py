@@ -1,4 +1,4 @@
-"""How many workers a job can use."""
+"""Computes how many workers a job can use."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from gossamer.model import Counts, Heartbeat, ShardView
 from gossamer.settings import Settings
 
 WORTH_SECONDS = 60.0
-"""Work for less time than this is not worth another worker, nor is a shorter wait worth ending the last one."""
+"""Less work than this does not justify another worker, and a shorter wait does not justify stopping the last one."""
 _LATENCY_SECONDS = 0.25
 _WORKER_PAGES = 200.0
-"""What a worker's processor manages in a second, where it has not been measured."""
+"""Pages per second of a fully loaded worker, if not measured."""
 _LANES_PER_FETCH = 16
 _TELLING, _FULL = 0.1, 0.8
-"""A worker that does less than the first tells little; the answers of one that does more than the second wait on it."""
+"""Loads below the first give no reliable rate; above the second, a worker delays responses itself."""
 _SLACK = 0.05
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sites of one region can feed; the region without a name is every worker's."""
+    """The workers that the sites of one region can use; any worker serves the region with an empty name."""
 
     workers: int = 0
     live: int = 0
-    """Workers of this region that are there."""
+    """Live workers of this region."""
     lanes: int = 0
-    """With work now or within a minute; those that are being fetched too."""
+    """Lanes with work now or within a minute, including leased ones."""
     due_in: float | None = None
-    """Seconds until something can be fetched, 0 where that is now; None if nothing waits."""
+    """Seconds until something can be fetched, 0 if now; None if the queue is empty."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """How many workers to run, and why."""
+    """The recommended number of workers, and the reason."""
 
     workers: int
     why: str
     live: int = 0
-    """Workers that are there."""
+    """Live workers."""
     lanes: int = 0
-    """With work now or within a minute; those that are being fetched too."""
+    """Lanes with work now or within a minute, including leased ones."""
     pages_per_second: float = 0.0
-    """What these lanes give, at the pace that their sites allow."""
+    """Pages per second of these lanes, at the delays of their sites."""
     worker_pages_per_second: float = 0.0
-    """What one worker manages."""
+    """Pages per second of one worker."""
     is_measured: bool = False
-    """Whether this was seen in the fleet, and not assumed."""
+    """Whether `worker_pages_per_second` was measured in the fleet, and not assumed."""
     due_in: float | None = None
-    """Seconds until something can be fetched, 0 where that is now; None if nothing waits."""
+    """Seconds until something can be fetched, 0 if now; None if the queue is empty."""
     regions: dict[str, Need] = {}
 
 
 class SiteRate(NamedTuple):
-    """How fast workers and sites are."""
+    """Speed of workers, and latency of sites."""
 
     worker_pages: float
     latency: float
@@ -76,13 +76,14 @@ def advise(
     least: int = 0,
     most: int | None = None,
 ) -> Advice:
-    """How many workers this job can feed. `pulses` are those of live workers, `sites` those with the most queued."""
+    """How many workers a job can use. `pulses` are the heartbeats of live workers, `sites` those with the most queued
+    requests."""
     live = Counter(pulse.region for pulse in pulses)
     lanes, waits = _lanes(counts, shards)
     total = sum(lanes.values())
     pace = measure(pulses)
     lane_pages = _lane_pages(total, pace.latency, settings, sites)
-    # Work that is over before a worker has started keeps nobody busy, however many sites it is spread over.
+    # Work that ends before a new worker has started does not justify one, however many sites it has.
     pages = min(total * lane_pages, (counts.queued + counts.leased) / WORTH_SECONDS)
     each = pages / total if total else 0.0
     full = {region: _full_workers(count, count * each, pace, settings) for region, count in lanes.items()}
@@ -108,10 +109,10 @@ def advise(
 
 
 def measure(pulses: Sequence[Heartbeat]) -> SiteRate:
-    """What one worker manages, and how long an answer takes, as far as the workers have shown it."""
+    """Pages per second of one worker, and latency, measured from heartbeats if possible."""
     telling = [pulse for pulse in pulses if pulse.load >= _TELLING and pulse.rate > 0]
     worker_pages = median(pulse.rate / pulse.load for pulse in telling) if telling else _WORKER_PAGES
-    # By Little's law: as many are under way as come in the time that one takes.
+    # Little's law: concurrent fetches = rate x latency.
     calm = [pulse for pulse in pulses if pulse.load < _FULL]
     asked = calm or pulses
     rate = sum(pulse.rate for pulse in asked)
@@ -120,7 +121,7 @@ def measure(pulses: Sequence[Heartbeat]) -> SiteRate:
 
 
 def _lanes(counts: Counts, shards: Sequence[ShardView]) -> tuple[dict[str, int], dict[str, float]]:
-    """The lanes with something to fetch, and the seconds until there is something, by region."""
+    """The lanes with work, and the seconds until there is work, by region."""
     lanes: dict[str, int] = {}
     waits: dict[str, float] = {}
     for shard in shards:
@@ -135,7 +136,7 @@ def _lanes(counts: Counts, shards: Sequence[ShardView]) -> tuple[dict[str, int],
 
 
 def _lane_pages(total: int, latency: float, settings: Settings, sites: Sequence[Mapping[str, Any]]) -> float:
-    """Pages a second that a lane gives, in the mean."""
+    """Mean pages per second of a lane."""
     if not total:
         return 0.0
     known = [float(site["delay"]) for site in sites if site.get("queued")][:total]
@@ -146,7 +147,7 @@ def _lane_pages(total: int, latency: float, settings: Settings, sites: Sequence[
 
 
 def _full_workers(lanes: int, pages: float, pace: SiteRate, settings: Settings) -> float:
-    """How many workers, and what part of one, are kept fully busy: by processor, fetches at once, or lanes held."""
+    """The number of workers, with fraction, that are kept busy by CPU, concurrent fetches, or leased lanes."""
     busy = max(
         pages / pace.worker_pages,
         pages * pace.latency / settings.concurrency,
@@ -156,7 +157,7 @@ def _full_workers(lanes: int, pages: float, pace: SiteRate, settings: Settings) 
 
 
 def _whole(full: Mapping[str, float]) -> dict[str, int]:
-    """Whole workers for each region; what they have to spare takes the sites of no region."""
+    """Round up to whole workers per region; their spare capacity serves sites without a region."""
     found = {region: max(1, ceil(part - _SLACK)) for region, part in full.items() if region}
     spare = sum(count - full[region] for region, count in found.items())
     if "" in full:
@@ -176,21 +177,21 @@ def _why(
     due_in: float | None,
 ) -> str:
     if counts.job != "running":
-        said = f"the job is {counts.job}"
+        text = f"the job is {counts.job}"
     elif not lanes:
-        said = "nothing waits" if due_in is None else f"nothing can be fetched for {due_in:,.0f} s"
+        text = "the queue is empty" if due_in is None else f"nothing can be fetched for {due_in:,.0f} s"
     else:
         sites = "1 site is" if lanes == 1 else f"{lanes:,} sites are"
-        said = f"{sites} ready, or soon will be, at {_pages(lane_pages)}"
+        text = f"{sites} ready, or soon will be, at {_pages(lane_pages)}"
         if lanes > 1:
-            said += " each"
+            text += " each"
         if pages < lanes * lane_pages * (1 - _SLACK):
-            said += f", but only {counts.queued + counts.leased:,} pages wait"
-        said += f"; a worker manages {_pages(pace.worker_pages)}{'' if pace.is_measured else ' (assumed)'}"
-        said += ": 1 worker is enough" if found == 1 else f": {found:,} workers have work"
+            text += f", but only {counts.queued + counts.leased:,} pages are queued"
+        text += f"; a worker fetches {_pages(pace.worker_pages)}{'' if pace.is_measured else ' (assumed)'}"
+        text += ": 1 worker is enough" if found == 1 else f": {found:,} workers have work"
     if clamped != found:
-        said += f"; {clamped:,} by the limit that was set"
-    return said
+        text += f"; limited to {clamped:,}"
+    return text
 
 
 def _pages(rate: float) -> str:
@@ -199,7 +200,7 @@ def _pages(rate: float) -> str:
 
 
 async def scale(fleet: FleetFrontier, *, least: int = 0, most: int | None = None) -> Advice:
-    """How many workers the job can feed at this moment."""
+    """How many workers the job can use at this moment."""
     counts, shards, sites = await fleet.counts(), await fleet.shards(), await fleet.sites(100)
     pulses = [pulse for pulse in await fleet.workers() if is_live(pulse)]
     return advise(counts, shards, pulses, settings=fleet.settings, sites=sites, least=least, most=most)

@@ -1,4 +1,4 @@
-"""Starts a job on a shared frontier: queues its seeds, and pages adopted from an existing folder."""
+"""Starts a job on a shared frontier: queues its seeds, and imports pages from an existing folder tree."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from gossamer.storage.registry import tree_folder
 from gossamer.storage.tree import Tree
 
 _LINKS = 50_000
-"""Links that are sorted out at a time."""
+"""Links that are processed at a time."""
 _REMEMBERED = 500_000
-"""Links that are not sent once more when they are met once more."""
+"""Size of the cache of links that were sent."""
 
 
 class Sorted(NamedTuple):
-    """Requests for pages that a tree has, and for those that it only links to."""
+    """Requests for pages in a tree, and for pages that it only links to."""
 
     fetched: list[Request]
     missing: list[Request]
 
 
 async def begin(fleet: FleetFrontier, settings: Settings, seeds: Sequence[str]) -> int:
-    """Give a job its seeds and let it run; how many of them were new.
+    """Add the seeds of a job and set it to running; returns the number of new seeds.
 
-    What the tree of its sink has is not fetched; what that only links to is. Until all of it is known the job rests:
-    else workers would fetch what is about to be found. Killed on the way, it is done from the start by the next run."""
+    Pages in the folder tree of the job's sink are not fetched, pages that they link to are. The job is paused until the
+    whole tree is imported: otherwise workers would fetch pages that it contains. If the import is killed, the next run
+    repeats it."""
     spider = make_spider(settings)
     has_score = type(spider).score is not Spider.score
     async with Lifecycle(spider) if has_score else nullcontext():
@@ -66,7 +67,7 @@ async def _begin(fleet: FleetFrontier, settings: Settings, seeds: Sequence[str],
 
 
 class Takeover:
-    """Reads a tree, some links at a time."""
+    """Imports a folder tree, some links at a time."""
 
     def __init__(self, tree: Tree, linker: Linker, *, clean_query: bool = False) -> None:
         self._tree = tree
@@ -75,7 +76,7 @@ class Takeover:
         self._links = self._batches()
 
     def some(self) -> Sorted | None:
-        """The next requests; None when there are no more. Links of pages that were just met are left out."""
+        """The next requests; None at the end. Links that were seen recently are omitted."""
         batch = next(self._links, None)
         if batch is None:
             return None
@@ -85,7 +86,7 @@ class Takeover:
             normal = []
             for spelling in found:
                 if (url := self._normal(spelling)) is not None:
-                    # Another program may have kept the page under the name that it read.
+                    # Another program may have stored the page under the spelling in the link.
                     spellings[url].add(spelling)
                     normal.append(url)
             for request in self._linker.follow(Request(f"http://{host}/"), tuple(normal)):
@@ -108,7 +109,7 @@ class Takeover:
         return urls.clean_query(url) if url is not None and self._clean_query else url
 
     def divide(self, requests: Iterable[Request], spellings: Mapping[str, set[str]] | None = None) -> Sorted:
-        """Tell the pages that the tree has from the others. Those of one host come together: see `Tree.has`."""
+        """Divide requests into pages in the tree and others, grouped by host for `Tree.has`."""
         found = Sorted([], [])
         for request in sorted(requests, key=lambda request: urls.host_port(request.url)):
             names = {request.url} | (spellings or {}).get(request.url, set())

@@ -105,15 +105,15 @@ def end(pid: int, why: str, seconds: float) -> None:
     """Report why, and kill the process."""
     if why == "hang":
         said = (
-            f"error: a page has kept this process in one call of C code for {seconds:.0f} s, which nothing interrupts\n"
-            "hint: run the command again: it goes on, and handles that page in a process of its own. Where it was:\n"
+            f"error: a page has blocked this process in C code for {seconds:.0f} s, which cannot be interrupted\n"
+            "hint: run the command again to resume; the page is then parsed in a separate process. Stack:\n"
         )
         os.write(2, said.encode())
         # `faulthandler` in that process prints the Python stack at this signal.
         os.kill(pid, signal.SIGVTALRM)
         time.sleep(1.0)
     else:
-        os.write(2, b"left in the middle of a page: it was in C code, which nothing interrupts\n")
+        os.write(2, b"exited in the middle of a page: it was in C code, which cannot be interrupted\n")
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

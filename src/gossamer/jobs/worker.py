@@ -346,7 +346,7 @@ async def finish_abandoned_archives(frontier: FleetFrontier, settings: Settings,
     try:
         live = [pulse.worker for pulse in await frontier.workers() if is_live(pulse)]
     except Unavailable as error:
-        log.warning("WARC files that killed workers left open stay so: %s", error)
+        log.warning("cannot finish the WARC files that killed workers left open: %s", error)
         return
     await asyncio.to_thread(finish_archives, settings, folder, live=live)
 
@@ -378,25 +378,25 @@ Health = Literal["starting", "ready", "away", "leaving"]
 
 
 class HealthFile:
-    """A file for probes: its time says that the loop turns, its word what the worker is doing.
+    """A file for health probes: its modification time shows that the event loop runs, its content the worker's state.
 
-    `ready`: the frontier answers, and the worker works or waits for its job; `away`: the frontier does not answer;
-    `leaving`: the worker got a signal, and finishes what it has in hand. It is replaced whole, so that a probe never
-    reads half a word. Without a path there is no file."""
+    `ready`: the frontier responds, and the worker works or waits for its job. `away`: the frontier does not respond.
+    `leaving`: the worker received a signal and finishes its current fetches. The file is replaced atomically. Without a
+    path there is no file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._word: Health = "starting"
 
     def say(self, word: Health) -> None:
-        """Write another word; `leaving` is final."""
+        """Write a new state; `leaving` is final."""
         if self._word != "leaving":
             self._word = word
         self._write()
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Touch the file for as long as the block lasts; its last word stays."""
+        """Touch the file while the block runs; the last state remains in it."""
         self._write()
         task = asyncio.create_task(self._touch())
         try:
@@ -421,9 +421,9 @@ class HealthFile:
 
 
 class Standby:
-    """A worker of a fleet that outlives its job: in a cluster, one that ended would only be started again.
+    """A worker of a fleet that outlives its job: in a cluster, a worker that exits would only be restarted.
 
-    It looks at the job every two seconds, as a visitor, and joins when the job is running or paused. A stop of the job
+    It checks the job every two seconds, without joining, and joins when the job is running or paused. Stopping the job
     ends the work, not the process; a signal ends both, after a drain."""
 
     def __init__(
@@ -450,7 +450,7 @@ class Standby:
         self._stop: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
-        """Work whenever the job can be worked on, until a signal ends this worker."""
+        """Work whenever the job is running or paused, until a signal ends this worker."""
         said = ""
         async with leaving(lambda _: self._leave()), self._health.kept():
             while not self._leaving.is_set():
@@ -485,7 +485,7 @@ class Standby:
             self._stop = lambda: None
 
     async def _why_wait(self) -> str:
-        """The reason to wait; empty if the job can be worked on."""
+        """The reason to wait; empty if the job is running or paused."""
         try:
             fleet = await open_fleet(self._url, self._job)
             try:

@@ -76,7 +76,7 @@ PLACES = {
     "news": "/news/: dated headlines on three pages, and articles",
     "shop": "/goods/: products with price and stock, on three pages",
     "blog": "/blog/: posts between a menu and a footer",
-    "notices": "/notices/: after a visit, one changes, one is gone, one is new",
+    "notices": "/notices/: after a visit one changes, one goes, one is new",
     "members": "/members/: requires a login (user me, password willow)",
 }
 GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS, "places": PLACES}
