@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b", "#0891b2", "#65a30d")
+COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b", "#0891b2", "#65a30d")
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#57606a}.title{font-weight:600;font-size:15px}"
     ".grid{stroke:#8b949e;stroke-opacity:.3}.own{fill:#2563eb}.other{fill:#94a3b8}"
@@ -69,13 +69,13 @@ def lines(chart: Sequence[Line], *, title: str, across: str) -> str:
         parts.append(f'<text x="{at:.1f}" y="{height - bottom + 20}" text-anchor="middle">{10**power:,}</text>')
     parts.append(f'<text x="{width - right}" y="{height - 6}" text-anchor="end">{escape(across)}</text>')
     for number, line in enumerate(chart):
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         spots = [place(x, y) for x, y in line.points]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in spots]
+        parts.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>' for x, y in spots]
         y = top + 18 * number
-        parts.append(f'<rect x="{width - right + 16}" y="{y - 9}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<rect x="{width - right + 16}" y="{y - 9}" width="12" height="12" fill="{color}"/>')
         parts.append(f'<text x="{width - right + 34}" y="{y + 2}">{escape(line.label)}</text>')
     return "".join(parts) + "</svg>\n"
 

@@ -105,11 +105,11 @@ def test_zsh_completes_what_is_typed(folder: Path) -> None:
             ("gossamer status --frontier redis://x ne", "ws"),
             ("gossamer diff --by te", "xt"),
         ):
-            heard(keyboard, "READY")
+            read_until(keyboard, "READY")
             os.write(keyboard, typed.encode())
-            heard(keyboard, typed)
+            read_until(keyboard, typed)
             os.write(keyboard, b"\t")
-            heard(keyboard, rest)
+            read_until(keyboard, rest)
             os.write(keyboard, b"\x15\n")
     finally:
         shell.kill()
@@ -118,7 +118,7 @@ def test_zsh_completes_what_is_typed(folder: Path) -> None:
         os.close(keyboard)
 
 
-def heard(terminal: int, wanted: str) -> None:
+def read_until(terminal: int, wanted: str) -> None:
     """Read until this text appears; fails after the timeout."""
     shown, end = "", time.monotonic() + 100
     while wanted not in shown:

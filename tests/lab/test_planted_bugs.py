@@ -182,7 +182,7 @@ def never_renew(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "_renew", renew)
 
 
-def tell_workers_of_no_delay(patch: pytest.MonkeyPatch) -> None:
+def hide_delay_from_workers(patch: pytest.MonkeyPatch) -> None:
     real = frontier.EmbeddedFrontier._lease
 
     def lease(self: Any, *args: Any, **named: Any) -> Any:
@@ -303,7 +303,7 @@ BUGS: list[tuple[Plant, str, int, dict[str, Any]]] = [
     (count_no_failures, "I2", 0, {}),
     (finish_while_pages_wait_for_their_time, "I2", 10, {}),
     (never_renew, "I3", 16, CALM),
-    (tell_workers_of_no_delay, "I4", 1, {}),
+    (hide_delay_from_workers, "I4", 1, {}),
     (ignore_robots, "I5", 0, {}),
     (never_ask_for_robots_again, "I5", 33, {"skew_seconds": 0.0}),
     (complete_before_the_sink_wrote, "I6", 66, FLEET),

@@ -31,7 +31,7 @@ class Thing(scrapy.Item):
     name = scrapy.Field()
 
 
-class Colour(Enum):
+class Color(Enum):
     RED = "red"
 
 
@@ -104,7 +104,7 @@ def test_request_subclasses_and_other_schemes_round_trip(request_: scrapy.Reques
         ({"errback": print}, "errback is print"),
         ({"meta": {"a": [1, {"b": lambda: 1}]}}, "meta['a'][1]['b'] is the function"),
         ({"meta": {"spider": SPIDER}}, "meta['spider'] is a test_scrapy_serialization.Shop"),
-        ({"cb_kwargs": {"colour": Colour.RED}}, "cb_kwargs['colour'] is a test_scrapy_serialization.Colour"),
+        ({"cb_kwargs": {"color": Color.RED}}, "cb_kwargs['color'] is a test_scrapy_serialization.Color"),
         ({"meta": {"text": "half \ud800"}}, "meta['text'] contains a lone surrogate"),
         ({"cookies": {"a": object()}}, "cookies['a'] is a builtins.object"),
     ],

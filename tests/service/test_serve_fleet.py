@@ -73,13 +73,13 @@ def test_fleet_api_and_changed_limits_reach_workers(tmp_path: Path) -> None:
         assert PASSWORD not in served.log.read_text() + str(served.get("/api/jobs/shop")) + served.get("/metrics")
 
 
-class Still:
+class IdleEngine:
     """The statistics of an idle engine, for heartbeats."""
 
     accepted = stale = active = fetching = limit = 0
 
 
-async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
+async def check_changed_limits(url: str, folder: Path, shards: str = "") -> None:
     settings, job = build({"delay": 1.0, "robots": False, "max_pages": 10}), f"limits {shards}"
     worker = await create_fleet(url, job, settings, worker="w", shards=shards)
     handle = await FleetJob.open(url, job, folder)
@@ -121,7 +121,7 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
         assert {site["site"] for site in seen} == {f"{name}.example" for name in "abcd"}
         await limit(max_seconds=12.0)
         clock = ManualClock()
-        async with heartbeats(HeartbeatSender(worker, Still(), heartbeat=Heartbeat(worker="w"), clock=clock)):
+        async with heartbeats(HeartbeatSender(worker, IdleEngine(), heartbeat=Heartbeat(worker="w"), clock=clock)):
             while (await handle.counts()).job != "stopping":
                 await asyncio.sleep(0.01)
     finally:
@@ -132,20 +132,20 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
 @pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
 def test_changed_limits_reach_running_workers_on_redis(tmp_path: Path, shards: str) -> None:
     with RedisServer() as server:
-        asyncio.run(limits_are_heard_of(server.url, tmp_path, shards))
+        asyncio.run(check_changed_limits(server.url, tmp_path, shards))
 
 
 @pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
 def test_changed_limits_reach_running_workers_on_postgresql(
     postgres_server: SqlServer, tmp_path: Path, shards: str
 ) -> None:
-    asyncio.run(limits_are_heard_of(postgres_server.url, tmp_path, shards))
+    asyncio.run(check_changed_limits(postgres_server.url, tmp_path, shards))
 
 
 @pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
 def test_changed_limits_reach_running_workers_on_mariadb(maria_server: SqlServer, tmp_path: Path, shards: str) -> None:
-    asyncio.run(limits_are_heard_of(maria_server.url, tmp_path, shards))
+    asyncio.run(check_changed_limits(maria_server.url, tmp_path, shards))
 
 
 def test_changed_limits_reach_running_workers_on_a_folder(tmp_path: Path) -> None:
-    asyncio.run(limits_are_heard_of(f"folder:{tmp_path}?shards=2", tmp_path))
+    asyncio.run(check_changed_limits(f"folder:{tmp_path}?shards=2", tmp_path))

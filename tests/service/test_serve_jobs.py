@@ -100,12 +100,12 @@ def test_api_submits_controls_and_inspects_a_crawl(served: Served, web: SimWeb) 
     served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])
     served.until(lambda: served.get("/api/jobs/shop")["state"] == "finished")
     assert served.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
-    what_happened_can_be_asked(served, web)
-    what_cannot_be_done_is_said(served)
-    metrics_tell_of_jobs_and_never_of_sites(served, web)
+    check_history(served, web)
+    check_errors(served)
+    check_metric_labels(served, web)
 
 
-def what_happened_can_be_asked(served: Served, web: SimWeb) -> None:
+def check_history(served: Served, web: SimWeb) -> None:
     seed = web.seeds[0]
     site = seed.split("/")[2]
     pages = served.get("/api/jobs/shop/pages", site=site, limit=2)
@@ -146,7 +146,7 @@ def what_happened_can_be_asked(served: Served, web: SimWeb) -> None:
     assert max(value or 0 for value in past["known"]) >= 120
 
 
-def what_cannot_be_done_is_said(served: Served) -> None:
+def check_errors(served: Served) -> None:
     assert served.get("/api/jobs/nobody", 404)["error"] == "not-found"
     assert served.post("/api/jobs/shop/pause", status=409)["hint"]
     assert served.post("/api/jobs", {"job": "shop", "urls": ["http://a.example/"]}, 409)["error"] == "conflict"
@@ -157,7 +157,7 @@ def what_cannot_be_done_is_said(served: Served) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None:
+def check_metric_labels(served: Served, web: SimWeb) -> None:
     text = served.get("/metrics")
     assert served.metric("gossamer_jobs", state="finished") == 1
     assert (served.metric("gossamer_requests_total", job="shop", answer="ok") or 0) > 0

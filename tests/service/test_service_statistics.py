@@ -289,7 +289,7 @@ class OneJob:
 
 
 def test_end_found_by_a_request_is_notified(tmp_path: Path) -> None:
-    class Ears:
+    class RecordingNotifier:
         """Record end events."""
 
         def __init__(self) -> None:
@@ -300,14 +300,14 @@ def test_end_found_by_a_request_is_notified(tmp_path: Path) -> None:
                 self.ends.append((before, state))
 
     async def run() -> list[tuple[str, str]]:
-        directory, ears, clock = OneJob(tmp_path), Ears(), ManualClock()
-        monitor = Monitor(directory, EventHub(), clock=clock, notifier=ears)  # type: ignore[arg-type]
+        directory, recorder, clock = OneJob(tmp_path), RecordingNotifier(), ManualClock()
+        monitor = Monitor(directory, EventHub(), clock=clock, notifier=recorder)  # type: ignore[arg-type]
         watched = await monitor.get("shop")
         directory.state_now = "finished"
         clock.advance(3600.0)
         assert (await monitor.get("shop")).state == "finished"
         await monitor._poll(watched)
         await watched.aclose()
-        return ears.ends
+        return recorder.ends
 
     assert asyncio.run(run()) == [("resting", "running"), ("running", "finished")]

@@ -441,7 +441,7 @@ BIG = "big.example"
 ROBOTS = {f"http://{BIG}": b"any"}
 
 
-def neighbours(sites: int) -> list[str]:
+def neighbors(sites: int) -> list[str]:
     """Names of sites that share two shards of eight, or any of seven, none of them the big site's shard."""
     two = [shard for shard in range(8) if shard != shard_of(BIG, 8)][:2]
     names = (f"{number}.example" for number in count())
@@ -454,7 +454,7 @@ class QuotaTests(Suite):
 
     async def _fill(self, frontier: Frontier, *, sites: int, each: int, big: int) -> None:
         await frontier.add(pages(*range(1_000_000, 1_000_000 + big), site=BIG))
-        for number, site in enumerate(neighbours(sites)):
+        for number, site in enumerate(neighbors(sites)):
             await frontier.add(pages(*range(number * 1000, number * 1000 + each), site=site))
 
     async def _dispatch(self, frontier: Frontier, calls: int, *, batch: int = 1, limit: int = 1) -> Counter[str]:
