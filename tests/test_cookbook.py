@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -21,6 +22,21 @@ PAGES = [
     for path in sorted((ROOT / "docs").rglob("*.md"))
     if re.search(r"^\$ gossamer simweb ", path.read_text("utf-8"), re.MULTILINE)
 ]
+
+
+CELL = re.compile(r"Cell \d+")
+"""The title of a block that is a notebook's cell: one process runs the cells of a page in order."""
+KERNEL = """
+import ast, json, sys
+
+names = {"__name__": "__main__"}
+for cell in json.load(sys.stdin):
+    *body, last = ast.parse(cell).body
+    shows = isinstance(last, ast.Expr)
+    exec(compile(ast.Module(body if shows else [*body, last], []), "cell", "exec"), names)
+    value = eval(compile(ast.Expression(last.value), "cell", "eval"), names) if shows else None
+    print("" if value is None else repr(value), end="\\0")
+"""
 
 
 class Command(NamedTuple):
@@ -49,6 +65,26 @@ def pattern_of(shown: str) -> re.Pattern[str]:
     return re.compile("".join(lines))
 
 
+class Cell(NamedTuple):
+    """A notebook's cell of a page, with its expected output."""
+
+    code: str
+    shown: str
+
+
+def cells(text: str) -> list[Cell]:
+    """The cells of a page; a block of text after a cell is its output."""
+    found: list[Cell] = []
+    previous = ""
+    for kind, title, body in BLOCK.findall(text):
+        if CELL.fullmatch(title):
+            found.append(Cell(body, ""))
+        elif kind == "text" and CELL.fullmatch(previous):
+            found[-1] = found[-1]._replace(shown=body)
+        previous = title
+    return found
+
+
 class Reader:
     """A reader with a page, a folder, and a terminal for the simulated web."""
 
@@ -71,7 +107,7 @@ class Reader:
         """Follow a page in order; returns the number of compared outputs."""
         compared = 0
         for kind, title, body in BLOCK.findall(page.read_text("utf-8")):
-            if title:
+            if title and not CELL.fullmatch(title):
                 file = self.work / title
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(self.here(body), "utf-8")
@@ -79,6 +115,27 @@ class Reader:
                 for command in commands(body):
                     compared += self.type(command)
         return compared
+
+    def run_cells(self, found: list[Cell]) -> int:
+        """Run the cells of a notebook in one process; returns the number of compared outputs."""
+        done = subprocess.run(
+            [sys.executable, "-c", KERNEL],
+            cwd=self.work,
+            env={**self.environment, "MPLBACKEND": "Agg"},
+            input=json.dumps([self.here(cell.code) for cell in found]),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"a cell failed:\n{done.stderr[-3000:]}", pytrace=False)
+        for cell, printed in zip(found, done.stdout.split("\0"), strict=False):
+            # pandas pads its header lines.
+            trimmed = re.sub(r" +$", "", f"{printed}\n", flags=re.MULTILINE)
+            if cell.shown and pattern_of(self.here(cell.shown)).fullmatch(trimmed) is None:
+                pytest.fail(f"{cell.code}\nprinted\n{printed[:3000]}", pytrace=False)
+        return sum(bool(cell.shown) for cell in found)
 
     def here(self, text: str) -> str:
         return text.replace(PLACE, self.place)
@@ -143,8 +200,25 @@ class Reader:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_cookbook_page_shows_real_output(page: Path, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
+    found = [cell for cell in cells(page.read_text("utf-8")) if "matplotlib" not in cell.code]
     try:
-        assert reader.read(page) > 0
+        compared = reader.read(page)
+        if found:
+            compared += reader.run_cells(found)
+        assert compared > 0
+    finally:
+        reader.leave()
+
+
+@pytest.mark.timeout(300)
+def test_notebook_with_its_plot_runs(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the cell with the plot needs matplotlib: pip install matplotlib")
+    page = ROOT / "docs" / "cookbook" / "notebook.md"
+    reader = Reader(tmp_path)
+    try:
+        reader.read(page)
+        reader.run_cells(cells(page.read_text("utf-8")))
+        assert (reader.work / "prices.png").stat().st_size > 0
     finally:
         reader.leave()
 
@@ -163,3 +237,12 @@ def test_cookbook_page_with_wrong_output_is_detected(tmp_path: Path) -> None:
         page.write_text(f"```console\n{wrong}```\n", "utf-8")
         with pytest.raises(pytest.fail.Exception):
             reader.read(page)
+
+
+def test_notebook_cell_with_wrong_output_is_detected(tmp_path: Path) -> None:
+    page = '```python title="Cell 1"\nx = 2\nx\n```\n\n```text\n2\n```\n\n```python title="Cell 2"\nx + 1\n```\n'
+    reader = Reader(tmp_path)
+    assert reader.run_cells(cells(page)) == 1
+    for wrong in (page.replace("text\n2", "text\n3"), page.replace("x + 1", "y + 1")):
+        with pytest.raises(pytest.fail.Exception):
+            reader.run_cells(cells(wrong))
