@@ -83,7 +83,7 @@ def test_missing_or_invalid_metadata_is_empty() -> None:
     )
 
 
-def test_the_main_part_is_markdown_without_what_surrounds_it() -> None:
+def test_main_part_is_markdown_without_page_furniture() -> None:
     found = page(ARTICLE)
     assert "## More" in found.markdown
     assert "**text**" in found.markdown

@@ -126,7 +126,7 @@ def test_follow_refuses_a_selection_without_href() -> None:
         one.follow(one.css("p"))
 
 
-def test_follow_all_takes_selectors_or_urls_and_skips_the_bad_ones() -> None:
+def test_follow_all_accepts_selectors_or_urls_and_skips_invalid_ones() -> None:
     one = page("<a href=/1>1</a><a href=/2>2</a><a href=/1>1</a><a href=mailto:x>m</a><a>none</a>")
     expected = ["http://a.example/1", "http://a.example/2"]
     assert [request.url for request in one.follow_all("a")] == expected

@@ -83,7 +83,7 @@ def test_an_unknown_label_is_named_with_the_spider(label: str) -> None:
     assert repr(label) in str(error.value)
 
 
-def test_field_spider_gives_one_item_with_what_was_found() -> None:
+def test_field_spider_yields_one_item_with_the_fields_found() -> None:
     spider = FieldSpider({"title": "h1::text", "links": "a::attr(href)", "price": ".price::text"})
     assert spider.follows_links
     assert spider.parse(page("<h1>T</h1><a href=/1>1</a><a href=/2>2</a>")) == [

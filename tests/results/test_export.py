@@ -163,7 +163,7 @@ def test_pages_with_bodies_are_exported_to_one_warc_file(tmp_path: Path) -> None
     assert not (tmp_path / "x").exists()
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_data_is_reported(tmp_path: Path) -> None:
     assert "does not exist" in export(tmp_path / "nothing", code=2)
     assert "no data in" in export(tmp_path, code=2)
     assert "unknown column 'statu'" in export(tmp_path, "--where", "statu=200", code=2)

@@ -165,7 +165,7 @@ def test_kinds_versions_and_folded_lines_are_read(tmp_path: Path, form: str) -> 
 
 
 @both
-def test_a_body_cut_off_behind_a_chunk_keeps_no_sizes_of_chunks(tmp_path: Path, form: str) -> None:
+def test_truncated_chunked_body_has_no_chunk_sizes(tmp_path: Path, form: str) -> None:
     http = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     pages, _ = read(write(tmp_path, form, [record("1", http=http, body=b"3\r\nabc\r\n2\r\nde\r\n")]))
     assert pages == {"1": b"abcde"}

@@ -110,7 +110,7 @@ def test_fields_of_items_have_columns_whose_types_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["warc parquet", "parquet warc", "parquet jsonl warc:{folder}/elsewhere"])
-def test_each_row_says_where_its_body_is(tmp_path: Path, names: str) -> None:
+def test_each_row_has_the_location_of_its_body(tmp_path: Path, names: str) -> None:
     """In any order of the sinks, over several WARC files; revisits are marked."""
     folder = tmp_path / "job"
     batches = [[visit(number, size=3000), visit(number + 50, size=3000)] for number in range(4)]
@@ -128,7 +128,7 @@ def test_each_row_says_where_its_body_is(tmp_path: Path, names: str) -> None:
         assert (visit(key - 1, size=3000).body in said) == (not is_revisit)
 
 
-def test_files_are_laid_out_by_day_and_site(tmp_path: Path) -> None:
+def test_files_are_partitioned_by_day_and_site(tmp_path: Path) -> None:
     """H48. Whatever a site is called, its folder is one below the others."""
     hosts = ["a.example", "b.example:8080", "..", "%2e%2e", "[::1]", "x" * 300, ""]
     records = [
@@ -211,7 +211,7 @@ def test_file_numbers_are_not_reused_and_missing_files_are_reported(
     assert "is missing" in caplog.text
 
 
-def test_rows_become_a_file_when_the_log_is_old_and_while_others_are_written(tmp_path: Path) -> None:
+def test_old_log_is_sealed_while_others_are_written(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async def run() -> None:

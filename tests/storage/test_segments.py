@@ -39,7 +39,7 @@ def test_record_with_the_highest_token_is_current(tmp_path: Path) -> None:
     assert (found[1].page.title, found[1].items) == ("again", ({"n": 20},))
 
 
-def test_a_visit_that_found_no_change_leaves_the_page_and_its_items(tmp_path: Path) -> None:
+def test_304_keeps_the_page_and_its_items(tmp_path: Path) -> None:
     write(tmp_path, "one", record(1, 30, status=304), record(2, 5, "old"), record(2, 6, status=304))
     write(
         tmp_path, "two", record(1, 10, "old"), record(1, 20, "new"), record(2, 7, status=404), record(3, 1, status=304)
@@ -66,7 +66,7 @@ def test_records_written_during_a_read_are_skipped(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_write_that_has_returned_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_returned_write_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[tuple[int, int]] = set()
     real = os.fsync
 
@@ -103,12 +103,12 @@ def test_partial_write_is_truncated_before_a_shorter_one(tmp_path: Path, monkeyp
     assert path.read_bytes().endswith(b"\n")
 
 
-def test_a_commit_that_was_repeated_leaves_one_record(tmp_path: Path) -> None:
+def test_repeated_commit_leaves_one_record(tmp_path: Path) -> None:
     write(tmp_path, "one", record(1, 10, "first"), record(1, 10, "second"))
     assert [each.page.title for each in current_records(tmp_path)] == ["first"]
 
 
-def test_every_start_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_every_start_creates_a_file(tmp_path: Path) -> None:
     for token in (5, 6, 7):
         write(tmp_path, "one", record(token, token))
     assert len(list((tmp_path / "segments").iterdir())) == 3
@@ -201,7 +201,7 @@ def test_nothing_is_written_to_a_file_that_was_deleted(tmp_path: Path) -> None:
     assert [each.key for each in current_records(tmp_path)] == [2]
 
 
-def test_one_marker_wins_and_is_kept(tmp_path: Path) -> None:
+def test_first_marker_wins(tmp_path: Path) -> None:
     """Two machines that mark one folder at the same time have the same id."""
     with ThreadPoolExecutor(8) as threads:
         found = set(threads.map(lambda _: mark(tmp_path / "shared", "shop"), range(32)))
@@ -209,7 +209,7 @@ def test_one_marker_wins_and_is_kept(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["results.id"]
 
 
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_invalid_line_is_named(tmp_path: Path) -> None:
     write(tmp_path, "one", record(1, 10))
     (path,) = (tmp_path / "segments").iterdir()
     path.write_bytes(path.read_bytes() + b"nonsense\n")
@@ -218,7 +218,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "a b\n*", "é"])
-def test_the_name_of_a_worker_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_worker_name_cannot_escape_the_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "job"
     write(folder, name, record(1, 10))
     assert len(list((folder / "segments").iterdir())) == 1

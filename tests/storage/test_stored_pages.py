@@ -127,7 +127,7 @@ def test_broken_records_are_reported_and_the_rest_is_read(tmp_path: Path) -> Non
             list(stored.pages())
 
 
-def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
+def test_warc_files_of_other_tools_are_read(tmp_path: Path) -> None:
     """Chunked and coded bodies, and no index beside them."""
     import gzip
 
@@ -197,7 +197,7 @@ def test_tree_of_bodies_is_read_with_the_rows_of_its_job(tmp_path: Path) -> None
         list(stored.pages())
 
 
-def test_where_no_bodies_were_stored_the_error_names_the_sink(tmp_path: Path) -> None:
+def test_missing_bodies_error_names_the_sink(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('sink = ["jsonl"]\n')
     with pytest.raises(ArchiveError, match="no sink stored them") as caught:
         open_stored(tmp_path)

@@ -92,7 +92,7 @@ def test_repeated_call_adds_no_duplicates(redis_server: RedisServer) -> None:
     assert numbers(redis_server, "muted") == [*range(20), 3]
 
 
-def test_a_full_server_is_waited_for_and_a_stream_with_a_length_never_fills_it() -> None:
+def test_full_server_is_waited_for_and_maxlen_bounds_the_stream() -> None:
     """F60, for data in memory."""
 
     async def run(server: RedisServer) -> None:
@@ -125,7 +125,7 @@ def test_a_full_server_is_waited_for_and_a_stream_with_a_length_never_fills_it()
         asyncio.run(run(server))
 
 
-def test_wrong_names_and_passwords_are_refused_in_words(redis_server: RedisServer) -> None:
+def test_invalid_names_and_passwords_are_refused(redis_server: RedisServer) -> None:
     for wrong in ("stream={x}", "stream=x&maxlen=many", "stream=x&nosuch=1"):
         with pytest.raises(ConfigError):
             opened(redis_server.url, wrong)

@@ -65,7 +65,7 @@ def item(number: int, *, token: int, items: int = 1, rejected: int = 0, status: 
     return Record(key=number, token=token, page=page, items=found, rejected=odd)
 
 
-def test_a_late_worker_or_a_304_changes_neither_page_nor_items(server: SqlServer, table: str) -> None:
+def test_late_worker_and_304_change_nothing(server: SqlServer, table: str) -> None:
     async def run() -> None:
         sink = opened(server, table)
         await sink.write([item(1, token=5, items=3, rejected=2), item(2, token=5, rejected=1)])
@@ -131,7 +131,7 @@ async def kill_and_start(server: SqlServer, table: str) -> None:
     await sink.aclose()
 
 
-def test_connections_that_the_server_ends_are_made_again(server: SqlServer, table: str) -> None:
+def test_closed_connections_are_reopened(server: SqlServer, table: str) -> None:
     others = {
         "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
@@ -181,7 +181,7 @@ def test_full_server_is_waited_for(postgres_server: SqlServer) -> None:
 
 
 @pytest.mark.long
-def test_a_full_server_that_falls_over_is_waited_for() -> None:
+def test_full_server_that_crashes_is_waited_for() -> None:
     """F60. MariaDB 10.11 stops when there is no space for a table, and must be restarted."""
     with MariaServer() as server:
         fill_and_free(server)
@@ -279,7 +279,7 @@ def test_passwords_come_from_the_environment_and_are_never_shown(
         assert "s3cr3t" not in f"{refused.value} {refused.value.hint}"
 
 
-def test_sinks_on_servers_are_shared_and_make_segments_needless() -> None:
+def test_server_sinks_are_shared_and_replace_segments() -> None:
     database = "mysql://u@h/db"
     assert is_shared([database])
     assert is_shared([database, "postgresql://h/d", "redis+stream://h:1/0?stream=x", "warc:/mnt/x", "folder:/mnt/x"])
@@ -292,7 +292,7 @@ def test_sinks_on_servers_are_shared_and_make_segments_needless() -> None:
     assert not wants_segments([database])
 
 
-def test_what_was_cut_of_a_page_is_a_column(server: SqlServer, table: str) -> None:
+def test_cut_is_a_column(server: SqlServer, table: str) -> None:
     async def run() -> None:
         sink = opened(server, table)
         pages = PageRow(url="http://e.example/1", cut="max_links:7"), PageRow(url="http://e.example/2")

@@ -58,7 +58,7 @@ def reader_of(job: StoredJob) -> TablesReader:
     return reader
 
 
-def test_pages_come_back_as_they_were(job: StoredJob) -> None:
+def test_pages_round_trip(job: StoredJob) -> None:
     """More than an answer has at once, with hostile texts; of a page that was visited again, the last visit."""
     many = [visit(number) for number in range(1200)]
     odd = [hostile(5000 + number, text) for number, text in enumerate(HOSTILE)]
@@ -76,7 +76,7 @@ def test_pages_come_back_as_they_were(job: StoredJob) -> None:
     assert sum(1 for _ in reader_of(job).rows(Search(site="site.example"))) == 1200
 
 
-def test_items_of_types_come_back_from_their_tables(job: StoredJob) -> None:
+def test_typed_items_round_trip(job: StoredJob) -> None:
     plain = {"n": 1, "deep": [{"x \0": "\ufdd0"}]}
     page = visit(1)
     rejected = Rejected(url=page.page.url, type="Product", field="price", error="no \0", item={"price": "?"})
@@ -103,7 +103,7 @@ def test_items_of_types_come_back_from_their_tables(job: StoredJob) -> None:
     assert list(run_query(job, "SELECT count(*) FROM pages"))[1:] == [(2,)]
 
 
-def test_a_search_goes_on_where_it_ended(job: StoredJob) -> None:
+def test_search_continues_from_its_cursor(job: StoredJob) -> None:
     records = [visit(number, fetched_at=1_700_000_000.0 + number // 3) for number in range(1300)]
     store(job, records)
     expected = sorted((one.page.fetched_at, one.page.url) for one in records)[::-1]
@@ -128,7 +128,7 @@ def test_a_reader_sees_the_tables_as_they_were_when_it_began(job: StoredJob) -> 
     assert sum(1 for _ in reader_of(job).records()) == 601
 
 
-def test_what_is_not_there_is_said_in_one_sentence(job: StoredJob, tmp_path: Path) -> None:
+def test_missing_tables_are_reported_in_one_sentence(job: StoredJob, tmp_path: Path) -> None:
     with pytest.raises(NotKept, match="has no table"):
         list(reader_of(job).records())
     away: Any = StoredJob(tmp_path, ["postgresql://me:hidden@127.0.0.1:9/x", "mysql://me:hidden@127.0.0.1:9/x"])

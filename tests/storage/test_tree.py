@@ -49,13 +49,13 @@ def test_an_error_is_an_empty_file(tmp_path: Path, row: dict[str, object]) -> No
     assert (tmp_path / files(tmp_path)[0]).read_bytes() == b""
 
 
-def test_a_redirect_leads_to_its_target(tmp_path: Path) -> None:
+def test_redirect_is_stored_under_its_target(tmp_path: Path) -> None:
     store(tmp_path, record("http://a.example/", status=301, location="http://b.example/"))
     ((_, links),) = Tree(tmp_path).links()
     assert links == ("http://b.example/",)
 
 
-def test_a_page_that_has_not_changed_stays_as_it_is(tmp_path: Path) -> None:
+def test_unchanged_page_is_kept(tmp_path: Path) -> None:
     url = "http://a.example/"
     store(tmp_path, record(url, body=b"old", found=("http://a.example/1",)))
     store(tmp_path, record(url, status=304))
@@ -63,14 +63,14 @@ def test_a_page_that_has_not_changed_stays_as_it_is(tmp_path: Path) -> None:
     assert list(Tree(tmp_path).links()) == [("a.example", ("http://a.example/1",))]
 
 
-def test_a_page_that_is_fetched_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_refetched_page_replaces_the_old_one(tmp_path: Path) -> None:
     for body in (b"old", b"new"):
         store(tmp_path, record("http://a.example/", body=body))
     assert (tmp_path / "htmls" / "/".join(place_of("http://a.example/"))).read_bytes() == b"new"
     assert len(files(tmp_path)) == 2
 
 
-def test_an_error_stands_beside_the_old_page_until_the_next_good_one(tmp_path: Path) -> None:
+def test_error_is_stored_beside_the_old_page(tmp_path: Path) -> None:
     url = "http://a.example/"
     names = [f"{kind}/a.example/{key(url)}" for kind in ("errs", "htmls", "links")]
     store(tmp_path, record(url, body=b"old"))
@@ -99,7 +99,7 @@ def test_f49_unmounted_folder_is_waited_for_and_not_created(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("url", ["http://../x", "http://./x", "http:///x", "x", "http://" + "a" * 300 + "/x"])
-def test_no_name_leads_out_of_the_folder(tmp_path: Path, url: str) -> None:
+def test_file_names_cannot_escape_the_folder(tmp_path: Path, url: str) -> None:
     store(tmp_path / "tree", record(url, body=b"x"))
     assert len(files(tmp_path)) == 2
     assert all(name.startswith(("tree/htmls/_", "tree/links/_")) for name in files(tmp_path))

@@ -248,7 +248,7 @@ def test_files_are_rotated_and_locations_are_reported(tmp_path: Path) -> None:
     assert len(index(tmp_path)) == 10
 
 
-def test_files_of_an_earlier_start_are_checked_and_those_of_others_left_alone(tmp_path: Path) -> None:
+def test_files_of_an_earlier_start_are_checked_and_other_files_ignored(tmp_path: Path) -> None:
     marks = store(tmp_path, [record(1)])
     (name,) = marks
     for other in ("other-00000.warc.gz", "other-00000.warc.gz.open", "job-00007.warc.gz"):
@@ -266,7 +266,7 @@ def test_files_of_an_earlier_start_are_checked_and_those_of_others_left_alone(tm
     asyncio.run(open_sink(tmp_path, later).aclose())
 
 
-def test_a_file_that_a_living_worker_writes_is_not_finished_by_another(tmp_path: Path) -> None:
+def test_open_file_of_a_live_worker_is_not_finished(tmp_path: Path) -> None:
     opening = Opening(target="", folder=tmp_path, settings=Settings(), worker="one")
 
     async def run() -> None:
@@ -296,7 +296,7 @@ def test_a_file_that_a_living_worker_writes_is_not_finished_by_another(tmp_path:
         ("http://e.com/?y=1&sid=9682993c8daa2c5497996114facdc805&x", "com,e)/?x&y=1"),
     ],
 )
-def test_index_keys_are_those_that_other_tools_look_up(url: str, key: str) -> None:
+def test_index_keys_match_other_tools(url: str, key: str) -> None:
     assert surt(url) == key
 
 
@@ -321,7 +321,7 @@ SESSION, TOKEN = "0a" * 16, "a1" * 12
         ("q=%2525&r=%2541&s=%25zz", "q=%25&r=a&s=%25zz"),
     ],
 )
-def test_parameters_are_sorted_by_name_then_value_as_pywb_looks_for_them(query: str, sorted_query: str) -> None:
+def test_parameters_are_sorted_by_name_then_value_like_in_pywb(query: str, sorted_query: str) -> None:
     """Results of the library surt, which pywb uses to find captures."""
     assert surt(f"http://a.example/p?{query}") == f"example,a)/p?{sorted_query}".rstrip("?")
 
@@ -340,7 +340,7 @@ def test_pages_are_found_in_indexes_of_earlier_versions_too() -> None:
         (f"/p;jsessionid={SESSION}", f"/p;jsessionid={SESSION}"),
     ],
 )
-def test_sessions_of_asp_net_are_no_part_of_a_path(path: str, key: str) -> None:
+def test_asp_net_sessions_are_removed_from_paths(path: str, key: str) -> None:
     assert surt(f"http://a.example{path}") == f"example,a){key}"
 
 
@@ -361,7 +361,7 @@ def test_files_of_other_tools_are_read_up_to_the_damage(shared: Path) -> None:
         list(scan(path))
 
 
-def test_files_of_workers_that_never_return_are_finished_and_those_of_live_ones_are_not(tmp_path: Path) -> None:
+def test_files_of_dead_workers_are_finished(tmp_path: Path) -> None:
     """F62. Without locks, as some shared folders are: the frontier says who lives."""
     settings = Settings(sink=("warc",))
 
@@ -390,7 +390,7 @@ def test_files_of_workers_that_never_return_are_finished_and_those_of_live_ones_
     assert sorted(indexed.values()) == [1, 2, 2]
 
 
-def test_a_file_that_was_moved_away_does_not_get_its_name_again(tmp_path: Path) -> None:
+def test_names_of_moved_files_are_not_reused(tmp_path: Path) -> None:
     async def run() -> dict[str, int]:
         sink = WarcSink(tmp_path, marks, prefix="job", max_bytes=10**9)
         found = dict(await sink.write([visit(1)]))

@@ -9,7 +9,7 @@ from score import UNEXPLAINED
 
 
 @pytest.mark.parametrize("module", run.modules())
-def test_no_score_falls_below_its_floor_and_each_failure_has_its_reason(module: str, shared: Path) -> None:
+def test_scores_stay_above_their_floors_and_failures_have_reasons(module: str, shared: Path) -> None:
     for suite, passed, total, deviations in run.scores(module):
         assert passed <= total
         assert passed >= run.floor()[suite], f"{suite}: {passed} of {total}: {deviations}"
@@ -23,7 +23,7 @@ def test_every_suite_is_read_or_has_a_reason() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_the_gates_are_those_of_the_list() -> None:
+def test_gates_match_the_list() -> None:
     assert gates.listed() == gates.GATES
     assert [gate for gate, tests in gates.gates().items() if not tests] == []
 
