@@ -106,7 +106,7 @@ def test_a_full_disk_pauses_the_crawl_until_the_archive_has_room(tmp_path: Path)
 
 
 class Slow:
-    """A store that commits when it is told to."""
+    """A store that commits when the test lets it."""
 
     def __init__(self) -> None:
         self.go = asyncio.Semaphore(0)

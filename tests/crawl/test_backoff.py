@@ -50,7 +50,7 @@ def test_an_unreachable_host_with_ten_thousand_urls_delays_no_other_site() -> No
 
 
 def test_pages_that_close_the_connection_do_not_hold_the_site() -> None:
-    """A server that hangs up on every page is left alone, as one that does not answer at all."""
+    """A server that closes the connection on every page is put on hold, like one that does not answer."""
 
     def script(host: str, path: str, at: float) -> Reply:
         hangs_up = host == "dark.test" and path != "/robots.txt"
@@ -63,7 +63,7 @@ def test_pages_that_close_the_connection_do_not_hold_the_site() -> None:
     assert max(later - at for at, later in pairwise(times)) < 2.0, "a page a second, all the time"
     assert done.counts.failed == 7
     stage, _ = play({"dark.test": 10_001}, lambda host, path, at: script(host, path, at) if path != "/" else None)
-    # The second fault in a row is the first that the site is left alone for.
+    # The second failure in a row is the first that puts the site on hold.
     waits = [later - at for at, later in pairwise(stage.times("dark.test")[1:])]
     assert [wait > 60 for wait in waits] == [False, True, True, True, True]
 

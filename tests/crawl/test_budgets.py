@@ -61,7 +61,7 @@ WAIT = "return self.waits()"
 
 
 def endless(folder: Path, does: str, where: str = "True") -> str:
-    """A spider that does this on all pages but the first of each site; it leaves a file beside it when it begins to."""
+    """A spider that does this on all pages but the first of each site; it writes a file when it starts."""
     path = folder / "endless.py"
     path.write_text(SPIDER.format(does=does, where=where, note=str(folder / "begun")))
     return str(path)

@@ -60,7 +60,7 @@ def test_a_small_container_starts_with_lower_concurrency() -> None:
 
 
 class Weather:
-    """Shares as the hour tells them."""
+    """A load that depends on the hour."""
 
     def __init__(self, memory: float = 0.1) -> None:
         self.memory = memory

@@ -122,7 +122,7 @@ def test_adaptive_visits_follow_the_text_and_not_the_markup() -> None:
 
 
 def test_a_part_of_a_page_is_not_what_the_next_visit_is_compared_with(tmp_path: Path) -> None:
-    """The page never changes. Its first visit and its fourth get a part: each next one asks for all of it."""
+    """The page never changes. Its first and fourth visits get a part, and each next visit requests all of it."""
     visits: Counter[str] = Counter()
 
     def cutting(fetch: Fetch) -> Fetch:
@@ -147,7 +147,7 @@ def test_a_part_of_a_page_is_not_what_the_next_visit_is_compared_with(tmp_path: 
     assert answers[4] == 200
     times = crawl.web.times("http://s0.test/p4")
     gaps = [(later - at) / WEEK for at, later in itertools.pairwise(times)]
-    # A part tells nothing of a change, in either direction.
+    # A partial page shows neither a change nor its absence.
     assert gaps[:5] == pytest.approx([1, 1, 1.4, 1.4, 1.4**2], abs=0.001)
     rows = [json.loads(line) for line in (tmp_path / "job/pages.jsonl").open()]
     assert [row.get("cut") for row in rows if row["url"].endswith("s0.test/p4")][:5] == [

@@ -54,7 +54,7 @@ def test_sessions_keep_their_own_proxy_and_cookies(tmp_path: Path) -> None:
             assert summary.counts.done == 21
         return one, two
 
-    # Which session goes by which proxy hangs on their ports, and now and then all four go by one.
+    # Ports decide which session uses which proxy; sometimes all four use the same one.
     for number in range(8):
         with RawWeb() as web:
             web.answers = {"/": page(*(f"/{number}" for number in range(20)))}

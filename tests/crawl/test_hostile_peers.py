@@ -78,7 +78,7 @@ def ask(folder: Path, call: remote.Call) -> Any:
 
 
 def take_and_leave(folder: Path) -> None:
-    """Join as a worker, take what there is for ever, and go without a word."""
+    """Join as a worker, lease everything with endless leases, and disconnect without a word."""
     with connect(folder) as peer:
         peer.sendall(remote.frame(remote.encode(remote.Frame(1, remote.Hello("thief", 1)))))
         welcome = answer(peer)

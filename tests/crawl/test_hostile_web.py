@@ -158,7 +158,7 @@ def weigh(folder: Path, seeds: list[str], *options: str) -> tuple[int, int]:
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the memory of a process")
 def test_h16_no_hostile_answer_costs_more_than_twice_its_limit(tmp_path: Path, shared: Path) -> None:
-    """H16, H27, H31: each alone in a process, beside one with a small page; then all of them, one after another.
+    """H16, H27, H31: each alone in a process, next to one with a small page; then all of them, one after another.
 
     The limit of a page is `max_decoded_bytes`, that of a sitemap 50 MiB."""
     limit = 20 * MIB

@@ -51,7 +51,7 @@ def run(words: list[str], env: dict[str, str], timeout: float = 110) -> subproce
 
 
 def suite(path: Path, env: dict[str, str], *options: str) -> str:
-    """What pytest says of a suite that passes, run over the installed package and not over the source beside it."""
+    """The pytest output of a passing suite, run against the installed package and not the source tree."""
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib", "-rs"]
     done = run([*words, *options, str(path)], env, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -103,7 +103,7 @@ def test_a_crawl_without_its_secret_variable_does_not_start(tmp_path: Path) -> N
 
 
 def test_a_secret_is_not_posted_again_somewhere_else() -> None:
-    """H13: a redirect that asks for the same body elsewhere gets none that names a secret."""
+    """H13: a redirect that repeats a body on another host does not send its secret."""
 
     def answer(status: int) -> Response:
         return Response(url=posted.url, status=status)

@@ -77,7 +77,7 @@ def test_a_link_is_sent_once_per_lease() -> None:
 
 
 def test_links_are_sent_again_after_a_store_restart() -> None:
-    """Who was away may have lost what it was told."""
+    """A store that was unavailable may have lost the links it was sent."""
 
     def after_page(number: int, engine: Engine) -> None:
         if number == 4:

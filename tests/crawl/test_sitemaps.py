@@ -209,7 +209,7 @@ def test_h37_nested_sitemap_indexes_end(web: RawWeb) -> None:
 
 
 def test_h36_a_compressed_bomb_fetches_nothing_and_delays_no_other(web: RawWeb) -> None:
-    """H36: entities, external DTDs and XInclude lead to no request, and the good entry beside them counts."""
+    """H36: entities, external DTDs, and XInclude cause no request, and the valid entry still counts."""
     base = f"http://a.test:{web.port}"
     laughs = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
     hostile = (
@@ -333,7 +333,7 @@ def test_sitemap_pages_that_a_store_may_have_lost_are_added_again(forgets: bool)
 
 
 class Listing(ChangingWeb):
-    """A changing web that has a sitemap; `says` tells when a page has changed, as the sitemap claims."""
+    """A changing web with a sitemap; `says` returns when a page has changed, as the sitemap claims."""
 
     def __init__(self, clock: LoopClock, *, says: Says, **web: Any) -> None:
         super().__init__(clock, **web)
@@ -357,7 +357,7 @@ def _written(at: float) -> str:
 
 
 def weeks(says: Says, *, days_per_change: Callable[[int], float], folder: Path | None = None) -> Listing:
-    """Six weeks of a continuous crawl by the table, of 20 pages; `says` is told the web, a URL, and the time."""
+    """Six weeks of a continuous crawl of 20 pages by the table; `says` gets the web, a URL, and the time."""
 
     async def go_by() -> Listing:
         clock = LoopClock()

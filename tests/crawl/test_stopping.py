@@ -77,7 +77,7 @@ def test_a_drain_does_not_wait_for_servers_that_hang(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_sink_that_does_not_answer_does_not_keep_a_stopped_crawl(tmp_path: Path, workers: str) -> None:
-    """It gives up aloud within its grace, and has acknowledged nothing: the next run stores each page once."""
+    """The crawl fails within its grace and acknowledges nothing: the next run stores each page once."""
     folder = tmp_path / "job"
     with SimWeb(sites=4, pages_per_site=5, page_bytes=2000) as web, socket.create_server(("127.0.0.1", 0)) as silent:
         away = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"

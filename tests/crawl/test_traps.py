@@ -30,7 +30,7 @@ SECRET = b"0123456789abcdef"
 
 
 def test_a_trap_site_takes_little_from_forty_good_ones(tmp_path: Path) -> None:
-    """An endless calendar, session ids, soft 404s and filters beside 40 good sites, and good pages on the trap site."""
+    """An endless calendar, session ids, soft 404s, and filters next to 40 good sites, and good pages on that site."""
     kinds = ("calendar+sessions+soft404+facets", *["plain"] * 40)
     with SimWeb(sites=41, pages_per_site=25, kinds=kinds, page_bytes=3000) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", timeout=100)
@@ -91,7 +91,7 @@ class OneSite:
 
 
 class Endless(OneSite):
-    """One site in virtual time: /shelf/1 links to /shelf/2 and so on for ever, each page beside a good one."""
+    """One site in virtual time: /shelf/1 links to /shelf/2 and so on without end, each page next to a good one."""
 
     def __init__(self, clock: LoopClock, *, copies: bool) -> None:
         super().__init__(clock)

@@ -42,7 +42,7 @@ def hostile_web(tools: Path, folder: Path, *, size: int) -> Iterator[Wild]:
         for number, path in enumerate(paths):
             answer = b"" if path.startswith("/live/") else as_served(port, path)
             if b"\nretry-after:" in answer.lower():
-                # A crawl does as it is told, and would wait for half a minute.
+                # A crawl obeys Retry-After, and would wait for half a minute.
                 continue
             urls.append(f"http://r{number}.wild:{port}{path}")
             if answer and is_broken(answer):
@@ -136,7 +136,7 @@ def bad_certificates(tools: Path, folder: Path) -> Iterator[list[dict[str, Any]]
 
 
 def is_broken(answer: bytes) -> bool:
-    """Whether an answer says 200 and is not whole, or says two things: told by a strict reader of its own."""
+    """Whether an answer says 200 and is incomplete or contradictory, by a strict parser of the test."""
     answer = re.sub(rb"\A(?:HTTP/1\.[01] 1\d\d.*?\r?\n\r?\n)+", b"", answer.lstrip(b"\r\n"), flags=re.DOTALL)
     head, *rest = re.split(rb"(?<=\n)\r?\n", answer, maxsplit=1)
     body = rest[0] if rest else b""

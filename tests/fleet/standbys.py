@@ -43,7 +43,7 @@ class Pair:
         raise NotImplementedError
 
     def fall_behind(self) -> None:
-        """From now on the standby hears nothing of what the primary acknowledges."""
+        """From now on the standby receives nothing that the primary acknowledges."""
         raise NotImplementedError
 
     def promote(self) -> None:

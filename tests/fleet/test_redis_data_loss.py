@@ -119,7 +119,7 @@ def spread(folder: Path, servers: Sequence[RedisServer]) -> Popen:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_power_cut_around_a_move_loses_no_page(tmp_path: Path, seed: int) -> None:
-    """Of its source, its target or both; the mover is killed then, or goes on by itself."""
+    """Data loss at the source, the target, or both; the mover is killed then, or continues."""
     choose = choices(seed + 200)
     moment, victims = MOMENTS[seed % 4], [(0,), (2,), (0, 2)][seed % 3]
     delay, folder = 0.6, tmp_path / "job"
@@ -192,7 +192,7 @@ REPLICATION: dict[str, Any] = {
 
 
 def lag(primary: RedisServer) -> None:
-    """From now on no replica hears of what this primary acknowledges."""
+    """From now on no replica receives what this primary acknowledges."""
     with redis.Redis.from_url(primary.url) as store:
         store.execute_command("ACL", "SETUSER", "replica", "off")
         store.execute_command("CLIENT", "KILL", "TYPE", "replica")
@@ -223,7 +223,7 @@ def test_a_fail_over_to_a_replica_that_lags_loses_no_page(tmp_path: Path, seed: 
             lag(first)
             time.sleep(choose.uniform(0.2, FORGET - 1.5))
             first.kill()
-            # Before that the old one would be the primary again for a moment, beside the new one.
+            # Earlier, the old primary would become primary again for a moment, next to the new one.
             until(lambda: {second.port} == set(map(primary_port, sentinels)))
             if choose.random() < 0.5:
                 first.start()

@@ -58,7 +58,7 @@ def is_whole(web: SimWeb, folder: Path, *, delay: float = DELAY) -> None:
 def test_connections_that_break_in_the_middle_of_calls_lose_nothing(
     server: RedisServer, proxy: FaultyRedisProxy, tmp_path: Path, fault: str, every: int
 ) -> None:
-    """F28, F29. A lease whose answer was lost ends by itself; nobody has fetched from it, so nothing is repeated."""
+    """F28, F29. A lease whose answer was lost expires; nobody has fetched from it, so nothing is repeated."""
     folder = tmp_path / "job"
     with SimWeb(sites=8, pages_per_site=40, page_bytes=3000, latency_seconds=0.01) as web:
         process = start(

@@ -141,7 +141,7 @@ async def _lease_when_back(frontier: object, proxy: FaultyRedisProxy) -> object:
 
 
 def goes_on(server: RedisServer, folder: Path, how: str, seconds: float) -> None:
-    """Two workers, the same ones to the end, crawl all of a web whose Redis is away for a while, twice."""
+    """The same two workers crawl all of a web whose Redis is unavailable twice."""
     with before(server) as proxy, SimWeb(sites=8, pages_per_site=40, page_bytes=2000, latency_seconds=0.01) as web:
         words = ("--delay", str(DELAY), "--workers", "2", "--lease-seconds", "5", "--shards", "3")
         process = start(folder, web, "--frontier", server.url_at(proxy.port), *words)

@@ -93,7 +93,7 @@ class Moving:
             return sum(not key.endswith(b"}:job") for key in store.scan_iter("gossamer:{j:0}:*", count=1000))
 
     async def forgetting(self, number: int, call: Call) -> None:
-        """What this server is told now, it forgets; the others keep it."""
+        """This server loses everything written from now on; the others keep it."""
         here = asyncio.get_running_loop()
         await asyncio.to_thread(
             forget, self.servers[number], lambda: asyncio.run_coroutine_threadsafe(_as_coroutine(call), here).result(60)

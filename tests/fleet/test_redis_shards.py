@@ -315,7 +315,7 @@ class Cluster:
         places = [f"127.0.0.1:{node.port}" for node in self.nodes]
         self._ask("--cluster", "create", *places, "--cluster-replicas", str(replicas), "--cluster-yes")
         until(self._is_whole)
-        # A replica that has not heard from its primary yet cannot take its place.
+        # A replica that has not synced with its primary yet cannot replace it.
         until(lambda: all("master_link_status:down" not in self._ask("-p", str(n.port), "info") for n in self.nodes))
 
     def _node(self) -> RedisServer:

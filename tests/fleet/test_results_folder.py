@@ -220,7 +220,7 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         assert set(before) == set(fetched(web.log()))
         lost = lose(shared)
 
-        # It is told, with a command that can be pasted.
+        # It is reported, with a command that can be pasted.
         seen = machine.status(job)
         assert (seen["state"], seen["results"]["missing"]) == ("finished", lost)
         assert f"gossamer repair {job} --frontier" in seen["warnings"][0]

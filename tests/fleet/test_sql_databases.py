@@ -23,7 +23,7 @@ DELAY = 0.25
 
 @pytest.fixture(
     scope="session",
-    # MariaDB 10.11 was seen to fall over by itself while its clients were killed here.
+    # MariaDB 10.11 sometimes crashed while its clients were killed here.
     params=["postgres_server", pytest.param("maria_server", marks=pytest.mark.long)],
 )
 def running(request: pytest.FixtureRequest) -> SqlServer:

@@ -100,7 +100,7 @@ def fetched(folder: Path) -> list[tuple[str, int, float, float]]:
 
 
 def were_polite(folder: Path) -> None:
-    """No site was asked twice within its delay, whoever asked."""
+    """No site was fetched twice within its delay by any workers."""
     last: dict[str, float] = {}
     for site, _, arrived, left in sorted(fetched(folder), key=lambda entry: entry[2]):
         assert arrived >= last.get(site, 0.0) + DELAY * 0.99, site

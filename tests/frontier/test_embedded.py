@@ -74,7 +74,7 @@ def test_results_that_could_not_be_stored_count_for_nothing() -> None:
 
 
 def test_an_idle_worker_wakes_if_results_could_not_be_stored() -> None:
-    """Meanwhile the lane could not lapse, so the worker was told to wait for news only."""
+    """Meanwhile the lane could not expire, so the worker waited for news only."""
 
     async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1))
@@ -92,7 +92,7 @@ def test_an_idle_worker_wakes_if_results_could_not_be_stored() -> None:
 
 
 class HeldPast(Past):
-    """A site that is to be left alone until a time that lies far ahead: the clock was set back since."""
+    """A site on hold until a time far ahead, because the clock was set back since."""
 
     def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
         yield 1, "a.example", JournalSite(0.0, 1e12, {}, {}, "")
@@ -294,7 +294,7 @@ def test_only_as_many_idle_workers_wake_as_are_needed() -> None:
 
 
 def test_news_while_something_is_due_wakes_one_worker_and_not_all() -> None:
-    """Calls take their time: whoever was sent for what is due has not come yet when the next results are stored."""
+    """Calls take time: the woken worker has not asked yet when the next results are stored."""
 
     async def main() -> None:
         clock, asked, workers = virtual_time.LoopClock(), 0, 200

@@ -793,7 +793,7 @@ def test_a_dead_worker_of_the_same_name_is_followed_at_once_if_its_end_can_be_se
 
 
 def test_a_repair_waits_until_those_who_were_killed_must_be_dead(tmp_path: Path) -> None:
-    """The heartbeat that they leave behind is that of a living worker to whoever has just come."""
+    """To a new worker, the heartbeat that they leave behind looks like that of a live worker."""
 
     with subprocess.Popen(["true"]) as process:
         life = this_process().replace(f" {os.getpid()} ", f" {process.pid} ")

@@ -494,7 +494,7 @@ def test_a_redis_that_comes_back_empty_has_no_job_and_is_not_finished() -> None:
 
 
 def test_f31_a_grant_names_a_new_run_after_a_fail_over() -> None:
-    """A client connects again by itself; what the worker remembers may be lost there all the same."""
+    """A client reconnects automatically; what the worker remembers may still be lost on the server."""
 
     async def run(server: RedisServer) -> None:
         async with Opened(server.url) as opened:

@@ -136,7 +136,7 @@ def test_a_page_and_its_parcel_are_committed_together(servers: list[RedisServer]
 
 
 def test_a_stale_outcome_leaves_its_parcel_too(servers: list[RedisServer]) -> None:
-    """Its links were delivered: whoever completed the page may rely on that they are known there."""
+    """Its links were delivered: the worker that completed the page relies on their being known there."""
 
     async def test(pair: Pair) -> None:
         lease = await pair.leased(0, 1)

@@ -62,7 +62,7 @@ def found_on(key: int) -> tuple[Any, ...]:
 
 
 async def work(frontier: SqlFrontier, *, lease_seconds: float = 2.0) -> int:
-    """Work until the job is finished; how many outcomes were accepted, as far as was heard."""
+    """Work until the job is finished; return how many outcomes were reported as accepted."""
     accepted = 0
     while True:
         grant = await persistent(lambda: frontier.lease(2, batch=3, seconds=lease_seconds))
@@ -151,7 +151,7 @@ async def end_others(db: Any, server: SqlServer) -> None:
         "SELECT id FROM information_schema.processlist WHERE user = 'gossamer' AND id <> CONNECTION_ID()"
     )
     for (number,) in found:
-        # It may be gone by itself.
+        # It may have ended already.
         with suppress(asyncmy.errors.OperationalError):
             await db.ask(f"KILL {number}")
 
@@ -445,7 +445,7 @@ def test_a_server_that_may_lose_its_last_second_has_its_lanes_rest_after_a_start
         frontier = await open_sql(server.url, "job", FREE, worker="one")
         await frontier.add(pages(1) + pages(2, site="b.example"))
         leases = (await frontier.lease(1, batch=1, seconds=3600)).leases
-        # MariaDB tells its age in whole seconds.
+        # MariaDB reports its uptime in whole seconds.
         while kind is MariaServer and int((await asyncio.to_thread(server.ask, UPTIME))[0][1]) < 3:
             await asyncio.sleep(0.1)
         await asyncio.to_thread(server.stop)

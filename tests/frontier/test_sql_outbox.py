@@ -86,7 +86,7 @@ def test_parcels_come_back_in_their_order_by_server_and_run(places: list[str]) -
 
 
 def test_parcels_are_put_in_with_the_page_or_not_at_all(places: list[str]) -> None:
-    """Also beside outcomes that are stale; and a page whose parcels cannot be kept is not done."""
+    """Also with stale outcomes; and a page whose parcels cannot be stored is not done."""
 
     async def test() -> None:
         frontier = await shard(places[0])
