@@ -428,7 +428,7 @@ def test_a_refusal_names_its_fix(kind: type[SqlServer]) -> None:
         for url, hint in (
             (wrong, "check the user and the password"),
             (f"{server.url}_not_there", "CREATE DATABASE"),
-            (weak, "SELECT, INSERT, UPDATE and DELETE"),
+            (weak, "SELECT, INSERT, UPDATE, and DELETE"),
             (server.url_at(1), "check that the server is running"),
         ):
             with pytest.raises(FrontierError) as caught:

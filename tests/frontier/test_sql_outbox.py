@@ -115,7 +115,7 @@ def test_a_page_requires_the_run_that_took_its_links(places: list[str]) -> None:
         frontier = await shard(places[0])
         await frontier.add([page(1), page(2)])
         (lease,) = (await frontier.lease(1, batch=2, seconds=9)).leases
-        with pytest.raises(Unavailable, match="started again"):
+        with pytest.raises(Unavailable, match="was restarted"):
             await frontier.complete([outcome(lease, 1)], run="another")
         assert (await frontier.counts()).leased == 2
         assert (await frontier.complete([outcome(lease, 1)], run=await frontier.run())).accepted == 1

@@ -378,9 +378,9 @@ def test_a_late_transaction_cannot_write_to_a_shard_that_leaves(places: list[str
                 await mover._database.run(lambda db: freeze_shard(db, ShardLocation(0, "elsewhere", "", "ticket")))
                 await call.flush()
 
-            with pytest.raises(Unavailable, match="on its way"):
+            with pytest.raises(Unavailable, match="being moved"):
                 await frontier._call(late)
-            with pytest.raises(Unavailable, match="on its way to elsewhere"):
+            with pytest.raises(Unavailable, match="being moved to elsewhere"):
                 await frontier.add([page(2)])
             assert (await counted(places[0]))["seen"] == 0
         finally:

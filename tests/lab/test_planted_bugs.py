@@ -132,7 +132,7 @@ def keep_keys_of_a_failed_write(patch: pytest.MonkeyPatch) -> None:
 
 
 def lose_retries(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Settlement, "_come_again", lambda self, *args, **named: None)
+    patch.setattr(Settlement, "_queue_again", lambda self, *args, **named: None)
 
 
 def count_retries_as_ends(patch: pytest.MonkeyPatch) -> None:
@@ -287,13 +287,13 @@ def try_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def come_again_too_soon(patch: pytest.MonkeyPatch) -> None:
-    real = Settlement._come_again
+    real = Settlement._queue_again
 
     def come_again(self: Settlement, row: Any, outcome: Outcome, *args: Any, **named: Any) -> None:
         soon = msgspec.structs.replace(outcome, again_in=(outcome.again_in or 0.0) / 10)
         real(self, row, soon, *args, **named)
 
-    patch.setattr(Settlement, "_come_again", come_again)
+    patch.setattr(Settlement, "_queue_again", come_again)
 
 
 BUGS: list[tuple[Plant, str, int, dict[str, Any]]] = [

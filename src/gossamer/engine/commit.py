@@ -110,7 +110,7 @@ class Store(Protocol):
         ...
 
 
-def _nothing() -> None:
+def _no_callback() -> None:
     pass
 
 
@@ -125,7 +125,7 @@ class FleetStore:
         self._sinks = sinks
         self._written: list[Record] = []
         self._stored_by = 0
-        self.sunk: Callable[[], None] = _nothing
+        self.sunk: Callable[[], None] = _no_callback
         """Called in each commit after the sinks have stored their records."""
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
@@ -158,7 +158,7 @@ class OwnerStore:
         self._stats = stats
         self._commits: set[asyncio.Task[Receipt]] = set()
         self._patience = Deadline()
-        self.sunk: Callable[[], None] = _nothing
+        self.sunk: Callable[[], None] = _no_callback
         """Called in each commit after the sinks have stored their records."""
 
     def hurry(self, drain_seconds: float) -> None:
@@ -202,7 +202,7 @@ class OwnerStore:
         except TimeoutError:
             if not self._patience.is_over:
                 raise
-            raise SinkFull("the time to store is over, and a sink does not answer", hint="is its server up?") from None
+            raise SinkFull("a sink did not respond within the time to store", hint="is its server up?") from None
         return marks
 
     async def aclose(self) -> None:
@@ -219,7 +219,7 @@ async def _close(sinks: Sequence[Sink], seconds: float | None = None) -> None:
             async with asyncio.timeout(seconds):
                 await sink.aclose()
         except TimeoutError:
-            faults.append(SinkError(f"{type(sink).__name__} did not end in time", hint="is its server up?"))
+            faults.append(SinkError(f"{type(sink).__name__} did not close in time", hint="is its server up?"))
         except SinkError as error:
             faults.append(error)
     if faults:
@@ -317,7 +317,7 @@ class Committer:
         while not last:
             entries: list[Entry | None] = [await self._queue.get()]
             if self._every and not self._is_enough():
-                await self._wait_for_more()
+                await self._gather()
             while len(entries) < _MOST and not self._queue.empty():
                 entries.append(self._queue.get_nowait())
             last = None in entries
@@ -329,7 +329,7 @@ class Committer:
         """Return whether the group is full, including its first entry, or a full queue blocks visits."""
         return self._queue.qsize() >= _MOST - 1
 
-    async def _wait_for_more(self) -> None:
+    async def _gather(self) -> None:
         """Wait for the time between commits, or until a group is full."""
         waiting = self._waiting_for_more = asyncio.create_task(self._clock.sleep(self._every))
         try:
@@ -360,12 +360,12 @@ class Committer:
             if results or notes:
                 receipt = await self._retry(partial(self._store.commit, results, notes), len(results))
                 if self._listed:
-                    await self._add_forgotten(results, notes, receipt.run)
+                    await self._add_again(results, notes, receipt.run)
         except _StopTimeout as end:
             await self._leave(leases)
             raise end.fault from None
         if results or notes:
-            await self._let_in(sum(map(_body_bytes, results)))
+            await self._admit(sum(map(_body_bytes, results)))
             self.accepted += receipt.accepted
             self.stale += receipt.stale
             self._committed(results if receipt.accepted == len(results) else (), receipt.run)
@@ -375,7 +375,7 @@ class Committer:
     async def _add(self, listed: AddedRequests) -> None:
         await self._retry(partial(self._frontier.add, listed.requests), len(listed.requests))
 
-    async def _add_forgotten(self, results: Sequence[Result], notes: Sequence[SiteNote], run: int) -> None:
+    async def _add_again(self, results: Sequence[Result], notes: Sequence[SiteNote], run: int) -> None:
         """Add requests again if the store's run changed between adding them and committing the dependent result."""
         follows = {(result.outcome.token, result.outcome.key) for result in results}
         follows |= {(note.token, 0) for note in notes}
@@ -388,7 +388,7 @@ class Committer:
         # Requests of lost leases are never followed by a result: drop the oldest.
         del self._listed[:-_MOST]
 
-    async def _let_in(self, size: int) -> None:
+    async def _admit(self, size: int) -> None:
         if size:
             async with self._room:
                 self._held_bytes -= size

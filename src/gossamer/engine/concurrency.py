@@ -107,7 +107,7 @@ class Slots:
     def resize(self, limit: int) -> None:
         """Set the limit."""
         self.limit = limit
-        self._let_in()
+        self._admit()
 
     def _take(self) -> None:
         self.used += 1
@@ -119,9 +119,9 @@ class Slots:
         self.used -= 1
         if self.used < FLOOR:
             self.crowded.clear()
-        self._let_in()
+        self._admit()
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         while self._waiting and self.used < self.limit:
             place = self._waiting.popleft()
             if not place.done():

@@ -112,9 +112,7 @@ class GuardedParser:
             self._marker.name(0)
             self._short_until = time.monotonic() + _SHORT_FOR_SECONDS
             if not self._slow_sites:
-                log.info(
-                    "%s takes long to handle: it and others of its site are handled by another process", request.url
-                )
+                log.info("%s is slow to handle: moving the pages of its site to a parser process", request.url)
             if len(self._slow_sites) >= _MOST_SITES:
                 del self._slow_sites[next(iter(self._slow_sites))]
             self._slow_sites[request.site] = 0

@@ -258,7 +258,7 @@ class ParserPool:
             async with asyncio.timeout(_EXIT_SECONDS):
                 await process.wait()
         except TimeoutError:
-            log.warning("a parser process was killed: it did not end %.0f s after its spider", _EXIT_SECONDS)
+            log.warning("killed a parser process that did not exit %.0f s after closing its spider", _EXIT_SECONDS)
         finally:
             if process.returncode is None:
                 process.kill()

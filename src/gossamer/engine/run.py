@@ -70,7 +70,7 @@ class Engine:
         places: RegionContext | None = None,
         request_log: RequestLog | None = None,
         jar: CookieJar | None = None,
-        remembers: LearnsSites | None = None,
+        site_learner: LearnsSites | None = None,
         subresource_robots: SubresourceRobots | None = None,
         address_limits: AddressLimits | None = None,
         visits: Callable[..., Visit] = Visit,
@@ -110,7 +110,7 @@ class Engine:
             places=places,
             request_log=request_log,
             jar=jar,
-            remembers=remembers,
+            site_learner=site_learner,
             subresource_robots=subresource_robots,
             address_limits=address_limits,
         )

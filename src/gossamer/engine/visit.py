@@ -198,7 +198,7 @@ class VisitContext:
     """Set where there is a request log."""
     jar: CookieJar | None = None
     """Set where cookies are stored; they are part of the site state."""
-    remembers: LearnsSites | None = None
+    site_learner: LearnsSites | None = None
     """Set where the downloader learns about sites."""
     address_limits: AddressLimits | None = None
     """Set where fetches per address are limited."""
@@ -253,8 +253,8 @@ class Visit:
         self._step: SentRequest | None = None
         """The last request, not in the request log yet: it is written once the cut of its page is known."""
         self.sent_links = SentLinks()
-        if context.remembers is not None:
-            context.remembers.recall(lease.site, lease.memo)
+        if context.site_learner is not None:
+            context.site_learner.recall(lease.site, lease.memo)
         if context.subresource_robots is not None:
             context.subresource_robots.learn(lease.robots)
         self._placing = (
@@ -615,8 +615,8 @@ class Visit:
             memo.update(self._cookies.news())
         if self._copies is not None:
             memo.update(self._copies.note(request.key))
-        if self._context.remembers is not None:
-            memo.update(self._context.remembers.learned(lease.site) or {})
+        if self._context.site_learner is not None:
+            memo.update(self._context.site_learner.learned(lease.site) or {})
         if verdict.hold is not None or memo or verdict.close is not None:
             self._memo.update(memo)
             self._left_alone = self._left_alone or bool(verdict.hold) or verdict.close is not None

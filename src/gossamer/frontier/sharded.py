@@ -245,12 +245,12 @@ class Sharded:
             await self._compare_account(self.settings.max_pages)
             self._compared_life = life
         now = asyncio.get_running_loop().time()
-        asked = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
+        due_shards = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
         grants: dict[int, ShardGrant] = {}
         found: list[Lease] = []
         # A few first; if they have too little, all the others.
-        width = max(1, len(asked) // 4) if limit > 0 else len(asked)
-        error = await self._sweep(asked, limit, grants, found, terms, width=width)
+        width = max(1, len(due_shards) // 4) if limit > 0 else len(due_shards)
+        error = await self._sweep(due_shards, limit, grants, found, terms, width=width)
         over = [shard for shard, answer in grants.items() if answer.passed_over]
         if over and len(found) < limit:
             # No other site is ready in any shard: lease sites over their quota.
@@ -280,7 +280,7 @@ class Sharded:
 
     async def _sweep(
         self,
-        asked: list[int],
+        due_shards: list[int],
         limit: int,
         grants: dict[int, ShardGrant],
         found: list[Lease],
@@ -293,9 +293,9 @@ class Sharded:
         failed."""
         error: Unavailable | None = None
         begun = False
-        while asked and (len(found) < limit or not begun):
-            shares = _shares(limit - len(found), asked[:width])
-            asked, width, begun = asked[len(shares) :], None, True
+        while due_shards and (len(found) < limit or not begun):
+            shares = _shares(limit - len(found), due_shards[:width])
+            due_shards, width, begun = due_shards[len(shares) :], None, True
             calls = [self._lease_from(shard, share, terms, over_quota=over_quota) for shard, share in shares.items()]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             for (shard, share), answer in zip(shares.items(), answers):
@@ -308,7 +308,7 @@ class Sharded:
                     found += answer.grant.leases
                     if len(answer.grant.leases) >= share > 0:
                         # The shard may have more.
-                        asked.append(shard)
+                        due_shards.append(shard)
         return error
 
     async def _one_suspect(self, grants: dict[int, ShardGrant], terms: _LeaseArguments) -> list[Lease]:

@@ -205,7 +205,7 @@ async def build_worker(
             places=places,
             request_log=trail if settings.trail else None,
             jar=jar,
-            remembers=downloader if isinstance(downloader, LearnsSites) else None,
+            site_learner=downloader if isinstance(downloader, LearnsSites) else None,
             subresource_robots=loads,
             address_limits=address_limits_of(downloader, settings),
             visits=visits,

@@ -184,7 +184,7 @@ class Settlement:
         last_visit = state.visits.pop(number, None)
         state.hints.pop(number, None)
         if row.again_at is not None:
-            self._come_again(row, outcome, site, now, last_visit=last_visit, row_number=row_number)
+            self._queue_again(row, outcome, site, now, last_visit=last_visit, row_number=row_number)
         if not lane.batch and lane.token:
             # Remembered before it is freed: the lane's last token distinguishes a repeated commit from a stale one.
             lane.last_token = lane.token
@@ -192,7 +192,7 @@ class Settlement:
         if site.room() <= 0 and (site.queue.size or site.suspects or site.delayed):
             state.spend(site)
 
-    def _come_again(
+    def _queue_again(
         self, row: OutcomeRow, outcome: Outcome, site: Site, now: float, *, last_visit: int | None, row_number: int
     ) -> None:
         """Queue a retry or a revisit for its time. On a closed site a retry has failed, and revisits are dropped."""
@@ -451,10 +451,10 @@ class EmbeddedFrontier:
             # For other workers: for example suspects that this one may not have besides its own.
             schedule.wake(site)
         if state.new_lapses and not self._lock.locked():
-            await self._keep_lost()
+            await self._write_losses()
         elif state.new_lapses and (self._keeping is None or self._keeping.done()):
             # A commit holds the lock, perhaps for longer than the returned leases last: do not wait for it.
-            self._keeping = asyncio.create_task(self._keep_lost())
+            self._keeping = asyncio.create_task(self._write_losses())
         if state.news != news:
             self._notify()
         elif leases and due_at is not None and due_at <= now:
@@ -522,12 +522,12 @@ class EmbeddedFrontier:
             for number, request in zip(numbers, requests, strict=True)
         ]
 
-    async def _keep_lost(self) -> None:
+    async def _write_losses(self) -> None:
         """Write counted losses to the journal once the lock is free."""
         async with self._lock:
-            await self._keep_lapses()
+            await self._write_lapses()
 
-    async def _keep_lapses(self) -> None:
+    async def _write_lapses(self) -> None:
         """Write the counted losses down, so that a request that kills the owner as well is still found (P10)."""
         try:
             await to_the_end(self._write(Change()))
@@ -562,14 +562,14 @@ class EmbeddedFrontier:
         The lock is held until the block ends: a slow sink delays other commits, not leases. If the block ends without
         a commit, because a sink or the disk failed, the requests stay with their worker, which tries again."""
         async with self._lock:
-            settlement = Settlement(self._state, outcomes, notes, write=self._settle)
+            settlement = Settlement(self._state, outcomes, notes, write=self._commit)
             try:
                 yield settlement
             finally:
                 settlement.unpin()
                 self._notify()
 
-    async def _settle(self, settlement: Settlement) -> None:
+    async def _commit(self, settlement: Settlement) -> None:
         # To its end, although the caller may be cancelled: a written change that is not applied would split memory from
         # disk until the next start.
         await to_the_end(self._write_and_apply(settlement))
@@ -603,7 +603,7 @@ class EmbeddedFrontier:
                 guilty = frozenset(lane.batch[key] for key in blamed if key in lane.batch)
                 state.take_back(lane, now + state.schedule.lane_delay(lane.site), blamed=guilty)
             if state.new_lapses:
-                await self._keep_lapses()
+                await self._write_lapses()
         self._notify()
         return len(lanes)
 
@@ -618,7 +618,7 @@ class EmbeddedFrontier:
                 if found is not None:
                     state.blame(int(found["number"]), state.schedule.sites[found["site"]])
             if state.new_lapses:
-                await self._keep_lapses()
+                await self._write_lapses()
         self._notify()
 
     @property

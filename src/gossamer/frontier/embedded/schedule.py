@@ -364,7 +364,7 @@ class Schedule:
 
         A lane with a token is one whose lease has ended. Sites that have had their share come last, or not at all;
         `Lane.over_quota` marks their lanes."""
-        self._come_back()
+        self._return_lanes()
         while (first := self._first(self._heap)) is not None and first[0] <= now:
             heapq.heappop(self._heap)
             lane = first[1]
@@ -381,9 +381,9 @@ class Schedule:
     def dispatch(self, site: Site, count: int) -> None:
         """Count leased requests against the site's quota."""
         self.share.count(site.name, count)
-        self._come_back()
+        self._return_lanes()
 
-    def _come_back(self) -> None:
+    def _return_lanes(self) -> None:
         """Insert the lanes of the second heap again when the quota window moves: their sites may have quota."""
         if self._turn != self.share.turns:
             self._turn = self.share.turns
@@ -400,7 +400,7 @@ class Schedule:
 
     def next_turn(self, *, over_quota: bool = True) -> tuple[float, int] | None:
         """Return when the next lane is ready, and its place among lanes that are ready at the same time."""
-        self._come_back()
+        self._return_lanes()
         heaps = (self._heap, self._over_quota) if over_quota else (self._heap,)
         firsts = [(found[0], heap[0][1]) for heap in heaps if (found := self._first(heap)) is not None]
         first = min(firsts, default=(NEVER, 0))

@@ -19,8 +19,8 @@ Before that it makes sure that its own heartbeat says so: others decide by it (P
 newest says how many pages each session may store in its life (`grants`), and how many were stored by sessions that are
 in no grant any more (`spent`). A change of the ledger never raises their sum above the limit, and a worker leases only
 within its grant, so the job cannot store more. A worker that dies keeps its grant until all its shards have new owners
-and say what it has stored (`Quota._settled`): until then, some of the limit cannot be used. A worker without work
-returns what it does not need."""
+and say what it has stored (`Quota._without_dead_sessions`): until then, some of the limit cannot be used. A worker
+without work returns what it does not need."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Quota:
             self._refused_at = now
         return self.left()
 
-    def ask_again(self) -> None:
+    def forget_refusal(self) -> None:
         """Discard a stored refusal because the limit has changed."""
         self._refused_at = -1e18
 
@@ -125,11 +125,11 @@ class Quota:
         for _ in range(_TURNS):
             number, ledger = await owner.run(self._read)
             if not ledger.nonce:
-                ledger = await self._founded()
+                ledger = await self._first_ledger()
             in_hand = owner.stored + sum(shard.leased for shard in owner.shards.values())
             more = 0 if leaving else room + in_hand - ledger.grants.get(owner.session, 0)
             if more > 0 and any(session != owner.session for session in ledger.grants):
-                ledger = await self._settled(ledger)
+                ledger = await self._without_dead_sessions(ledger)
             grants = dict(ledger.grants)
             free = limit - ledger.spent - sum(grants.values())
             change = min(more, max(0, free))
@@ -147,7 +147,7 @@ class Quota:
                 return change
         return 0
 
-    async def _founded(self) -> Ledger:
+    async def _first_ledger(self) -> Ledger:
         """Return the first ledger of a job. Pages stored before the job had a limit count, by session or as spent."""
         owner = self._owner
         await owner.look(fresh=True)
@@ -168,7 +168,7 @@ class Quota:
         for old in range(max(1, number - 2 * _KEPT), number - _KEPT):
             self._owner.share.remove(f"{QUOTA}/{old:010}")
 
-    async def _settled(self, ledger: Ledger) -> Ledger:
+    async def _without_dead_sessions(self, ledger: Ledger) -> Ledger:
         """Return the ledger without dead sessions, once all their shards have other owners that report what is stored.
 
         `spent` becomes what the shards report, less what live sessions have stored. It never falls: recent reports may
@@ -315,7 +315,7 @@ class FolderFrontier(FolderRepair):
         job: JobState = "running"
         idle = not leases and self._is_idle()
         if idle:
-            if owner.told_busy:
+            if owner.reported_busy:
                 await owner.renew()
             job = "finished" if await self._survey.is_over() else "running"
         wait = owner.every_seconds if due_at is None else max(0.0, due_at - now)
@@ -406,7 +406,7 @@ class FolderFrontier(FolderRepair):
         async with owner.writing:
             abroad = await self._links_first({number: pair[0] for number, pair in settled.items()})
             results = await asyncio.gather(
-                *(self._settle(number, *pair, abroad.get(number, [])) for number, pair in settled.items()),
+                *(self._commit_shard(number, *pair, abroad.get(number, [])) for number, pair in settled.items()),
                 return_exceptions=True,
             )
         self._notify()
@@ -441,7 +441,7 @@ class FolderFrontier(FolderRepair):
         await asyncio.gather(*(owner.shards[number].add(links) for number, links in here.items()))
         return abroad
 
-    async def _settle(
+    async def _commit_shard(
         self, number: int, outcomes: list[Outcome], notes: list[SiteNote], abroad: list[Request]
     ) -> Receipt:
         """Commit the outcomes of one shard; stale if the shard is lost, before the write or by the time of it."""
@@ -538,7 +538,7 @@ class FolderFrontier(FolderRepair):
             self.settings = self.owner.settings = settings
             for shard in list(self.owner.shards.values()):
                 await shard.limit(settings)
-            self._quota.ask_again()
+            self._quota.forget_refusal()
             self._notify()
 
     async def workers(self) -> list[Heartbeat]:

@@ -86,7 +86,7 @@ class LinkRouter:
             for number in list(elsewhere):
                 if number in owner.shards:
                     added += await owner.shards[number].add(elsewhere.pop(number))
-        if added and not owner.told_busy:
+        if added and not owner.reported_busy:
             # Others believe that our shards are idle: correct that before this returns, or the job seems finished.
             await owner.renew()
         if elsewhere:

@@ -159,7 +159,7 @@ def to_take(view: BalanceView) -> list[int]:
             taken.append(shard)
             work += view.work[shard]
     empty = [shard for shard in free if not view.work.get(shard)]
-    return taken + empty[: max(0, _fair_number(view) - len(_mine(view)) - len(taken))]
+    return taken + empty[: max(0, _fair_number(view) - len(_own_shards(view)) - len(taken))]
 
 
 def to_give(view: BalanceView) -> list[int]:
@@ -169,7 +169,7 @@ def to_give(view: BalanceView) -> list[int]:
     back, round after round."""
     if len(view.live) < 2:
         return []
-    mine, given = _mine(view), _surplus(view)
+    mine, given = _own_shards(view), _surplus(view)
     empty = [shard for shard in mine if not view.work.get(shard)]
     return given + empty[: max(0, len(mine) - len(given) - _fair_number(view))]
 
@@ -186,7 +186,7 @@ def _surplus(view: BalanceView) -> list[int]:
     if not (much or late) or ours - poorest < _FEW_REQUESTS:
         return []
     # A shard with leases leases out no more until they end: it is given away only if a worker has nothing to do.
-    pool = [shard for shard in _mine(view) if view.work.get(shard) and (shard not in view.leased or view.hungry)]
+    pool = [shard for shard in _own_shards(view) if view.work.get(shard) and (shard not in view.leased or view.hungry)]
     pool.sort(key=lambda shard: (shard in view.leased, -view.work[shard]))
     excess = min(ours - fair, fair - poorest)
     given: list[int] = []
@@ -200,7 +200,7 @@ def _surplus(view: BalanceView) -> list[int]:
     return given
 
 
-def _mine(view: BalanceView) -> list[int]:
+def _own_shards(view: BalanceView) -> list[int]:
     return [shard for shard, holder in view.holders.items() if holder == view.me]
 
 
@@ -285,7 +285,7 @@ class FolderSession:
         """Held while links or outcomes are written: calls that span several shards must not interleave."""
         self.stored = 0
         """Pages that this session has stored, in all shards that it ever had."""
-        self.told_busy = False
+        self.reported_busy = False
         """Whether the last heartbeat showed a busy shard."""
         self.has_rounds_task = False
         """Whether a task calls `run_round` regularly; if not, other calls do."""
@@ -376,7 +376,7 @@ class FolderSession:
             pulse=self.pulse,
         )
         server_time = await self.run(self.peers.write_heartbeat, beat)
-        self.told_busy = any(view.busy for view in beat.shards.values())
+        self.reported_busy = any(view.busy for view in beat.shards.values())
         self.clock.set(server_time, asked_at=sent_at)
         if was_late:
             for number, shard in list(self.shards.items()):
@@ -604,14 +604,14 @@ class FolderSession:
                 for number in list(self.shards):
                     await self.give(number)
                 if self.is_member:
-                    await self._disown()
+                    await self._release_unopened()
                     await self.run(self.peers.forget, self.session)
         except Unavailable as error:
             log.warning("could not return shards; others take them when the lease ends: %s", error)
         finally:
             self.abort()
 
-    async def _disown(self) -> None:
+    async def _release_unopened(self) -> None:
         """Give up claims of this session without an open shard, left by interrupted calls."""
         await self.run(lambda: self.claims.look(fresh=True))
         for number, standing in list(self.claims.newest.items()):

@@ -568,7 +568,7 @@ class FolderShard(EmbeddedFrontier):
         """Take back expired leases, and write their losses down."""
         self._state.expire_leases(self._clock.monotonic())
         if self._state.new_lapses:
-            await self._keep_lost()
+            await self._write_losses()
 
     def keep_leases(self, worker: str, *, until: float) -> None:
         """Extend a worker's leases a little after a suspension in which no other worker took the shard.

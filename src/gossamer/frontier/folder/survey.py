@@ -74,7 +74,7 @@ class FolderView:
         is_manned = any(owner.peers.beats[session].worker for session in owner.peers.live)
         unknown = [number for number, view in views.items() if view is None]
         # Shards that had the most work come first: one with work answers the question.
-        unknown.sort(key=lambda number: -self._last_said(number).counts.queued)
+        unknown.sort(key=lambda number: -self._last_view(number).counts.queued)
         open_ended = any(view is not None and view.busy for view in views.values())
         for number in unknown:
             standing = owner.claims.newest[number]
@@ -105,7 +105,7 @@ class FolderView:
             claim=claim, busy=busy, counts=state.counts(), lanes=state.schedule.lanes(owner.clock.monotonic())
         )
 
-    def _last_said(self, number: int) -> ClaimsView:
+    def _last_view(self, number: int) -> ClaimsView:
         """Return the last view that a shard's owner reported, dead or alive."""
         standing = self._owner.claims.newest[number]
         beat = self._owner.peers.beats.get(standing.claim.session)
@@ -121,7 +121,7 @@ class FolderView:
         """Return the stored and leased pages of the whole job, by the last reports."""
         total = 0
         for number, view in self._views().items():
-            counts = (view or self._last_said(number)).counts
+            counts = (view or self._last_view(number)).counts
             total += counts.stored + counts.leased
         return total
 
@@ -158,7 +158,7 @@ class FolderView:
             await owner.look()
         views = await self._completed(self._views(exact=True))
         letters = await owner.run(owner.inbox.waiting)
-        every = [(view or self._last_said(number)).counts for number, view in views.items()]
+        every = [(view or self._last_view(number)).counts for number, view in views.items()]
         totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}
         totals["stale"] += stale
         quiet = self._is_quiet(views)
@@ -170,7 +170,7 @@ class FolderView:
     async def lookup(self, key: int, site: str) -> dict[str, Any] | None:
         """Return what the log has of a URL in another worker's shard. Only that worker knows whether it is leased."""
         settings, now = self._owner.settings, self._owner.clock.epoch()
-        chain, worker = await self._past_of(site)
+        chain, worker = await self._chain_of(site)
         found = url_history(chain, key)
         if found is None:
             return None
@@ -182,7 +182,7 @@ class FolderView:
     async def site(self, name: str) -> dict[str, Any] | None:
         """Return what the log has of a site in another worker's shard."""
         owner = self._owner
-        chain, worker = await self._past_of(name)
+        chain, worker = await self._chain_of(name)
         if site_of(chain, name, settings=owner.settings, now=0.0) is None:
             return None
         now = owner.clock.epoch()
@@ -244,7 +244,7 @@ class FolderView:
             found.update({site["site"]: site for site in self._rested[number][1]})
         return longest(found.values(), limit)
 
-    async def _past_of(self, site: str) -> tuple[Chain, str]:
+    async def _chain_of(self, site: str) -> tuple[Chain, str]:
         """Return the past of a site's shard, and the worker that owns it now."""
         owner, number = self._owner, self._owner.layout.shard_of(site)
         for last in (False, False, True):
@@ -281,7 +281,7 @@ class FolderView:
         found = []
         for number, view in views.items():
             session = owner.claims.newest[number].claim.session
-            said = view or self._last_said(number)
+            said = view or self._last_view(number)
             lanes = msgspec.structs.replace(said.lanes, ready=said.lanes.ready + unread.get(number, 0))
             server, regions = session.rpartition("~")[0], {owner.layout.region(number): lanes}
             found.append(ShardView(shard=number, server=server, counts=said.counts, regions=regions))

@@ -69,9 +69,9 @@ async def durability(url: str, *, forget_seconds: float) -> AsyncIterator[Findin
                     "ACL SETUSER name +info",
                 )
             except (faults.RedisError, GossamerError) as error:
-                told = translate(error, "") if isinstance(error, faults.RedisError) else error
-                if not isinstance(told, Unavailable):
-                    yield Finding("durability", "weak", f"{name}: {told}", told.hint)
+                translated = translate(error, "") if isinstance(error, faults.RedisError) else error
+                if not isinstance(translated, Unavailable):
+                    yield Finding("durability", "weak", f"{name}: {translated}", translated.hint)
             if links.is_cluster:
                 break
     finally:
@@ -101,8 +101,13 @@ async def _server(url: str, name: str, clock: Clock) -> AsyncIterator[Finding]:
             found = _room(await server.info("memory"))
             yield found._replace(says=name + found.says)
     except (faults.RedisError, GossamerError) as error:
-        told = translate(error, "") if isinstance(error, faults.RedisError) else error
-        yield Finding("frontier", "bad", name + str(told), told.hint or "is the server started, and its address right?")
+        translated = translate(error, "") if isinstance(error, faults.RedisError) else error
+        yield Finding(
+            "frontier",
+            "bad",
+            name + str(translated),
+            translated.hint or "check that the server is running, and its address",
+        )
     finally:
         await server.aclose()
 
@@ -142,7 +147,7 @@ def _findings(kept: Persistence, forget_seconds: float) -> Iterator[Finding]:
     yield _on_disk(kept)
     if kept.replication.get("role") == "slave":
         yield Finding(
-            "durability", "bad", "is a replica: it takes no writes", "name its primary, or use redis+sentinel://"
+            "durability", "bad", "is a replica, which accepts no writes", "name its primary, or use redis+sentinel://"
         )
     elif kept.has_replicas and not kept.is_alone:
         yield _on_replicas(kept, forget_seconds)
@@ -152,7 +157,7 @@ def _on_disk(kept: Persistence) -> Finding:
     append = "CONFIG SET appendonly yes, and in redis.conf"
     if not kept.persistence.get("aof_enabled"):
         if kept.save:
-            says = "snapshots only: a restart loses all that came after the last one"
+            says = "snapshots only: a restart loses everything after the last one"
             more = "is fetched again" if kept.is_alone else "loses pages whose links went there"
             return Finding("durability", "weak", f"{says}, and that {more}", append)
         return Finding("durability", "weak", "no append-only file: a restart of Redis loses the job", append)

@@ -198,7 +198,7 @@ class RedisConnection:
                 await self._cluster.refresh()
                 raise
             except faults.AskError as error:
-                raise faults.TryAgainError(f"slot {error.slot_id} is on its way to another node") from error
+                raise faults.TryAgainError(f"slot {error.slot_id} is being moved to another node") from error
         raise faults.TryAgainError(f"{key} moves from node to node")
 
     async def at(self, key: str) -> Any:
@@ -219,30 +219,30 @@ class RedisConnection:
         The order avoids a lost wake-up: register the waiter, subscribe, and only then read the number from the record.
         News before the subscription shows in the number, later news comes as a message. All waiters share one
         listener; if its connection fails, each of them gets the error and the next waiter starts a new listener."""
-        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        notified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(key, [])
-        waiting.append((seen, heard))
+        waiting.append((seen, notified))
         if self._listening is None:
             self._subscribed.clear()
             self._listening = asyncio.create_task(self._listen())
         try:
             subscribed = asyncio.ensure_future(self._subscribed.wait())
-            await asyncio.wait((subscribed, heard), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((subscribed, notified), return_when=asyncio.FIRST_COMPLETED)
             subscribed.cancel()
             # News from before the subscription was not delivered: read the number.
-            if not heard.done():
+            if not notified.done():
                 # Shielded, because this wait is cancelled often (its time limit), and a cancelled call of the library
                 # may swallow the cancellation or leave an answer unread on the connection.
                 server = await self.at(key)
-                asked = asyncio.ensure_future(server.hget(key, "news"))
-                asked.add_done_callback(_passed_over)
-                if int(await asyncio.shield(asked) or 0) > seen:
+                reply = asyncio.ensure_future(server.hget(key, "news"))
+                reply.add_done_callback(_passed_over)
+                if int(await asyncio.shield(reply) or 0) > seen:
                     return
-            await heard
+            await notified
         finally:
-            waiting.remove((seen, heard))
-            if heard.done():
-                _passed_over(heard)
+            waiting.remove((seen, notified))
+            if notified.done():
+                _passed_over(notified)
 
     async def _listen(self) -> None:
         listener: Any = None
@@ -268,15 +268,15 @@ class RedisConnection:
 
     def _on_message(self, channel: str, news: int) -> None:
         key = channel.removesuffix("news") + "job"
-        for seen, heard in self._waiting.get(key, ()):
-            if news > seen and not heard.done():
-                heard.set_result(None)
+        for seen, notified in self._waiting.get(key, ()):
+            if news > seen and not notified.done():
+                notified.set_result(None)
 
     def _fail(self, error: faults.RedisError) -> None:
         for waiting in self._waiting.values():
-            for _, heard in waiting:
-                if not heard.done():
-                    heard.set_exception(type(error)(str(error)))
+            for _, notified in waiting:
+                if not notified.done():
+                    notified.set_exception(type(error)(str(error)))
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -385,7 +385,7 @@ def _as_given(url: str, name: str) -> str:
     """Build the address of a named server with the scheme, credentials, and options of a known one."""
     parts = urlsplit(url)
     if name.startswith("unix:") or parts.scheme == "unix":
-        raise ConfigError(f"a shard is on {name}, which was not named", hint="give the addresses of all servers")
+        raise ConfigError(f"a shard is on {name}, which was not named", hint="pass the addresses of all servers")
     place, _, database = name.partition("/")
     credentials, at, _ = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"{credentials}{at}{place}", path=f"/{database}").geturl()

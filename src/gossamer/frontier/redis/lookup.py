@@ -116,14 +116,14 @@ async def _described(redis: Any, prefix: str, names: Sequence[str], now: float) 
         for name in some:
             records.hgetall(f"{prefix}site:{name}")
             records.zrange(f"{prefix}ranks:{name}", 0, -1)
-        default, *told = await records.execute()
-        for name, ranks in zip(some, told[1::2], strict=True):
+        default, *rows = await records.execute()
+        for name, ranks in zip(some, rows[1::2], strict=True):
             lengths.llen(f"{prefix}front:{name}")
             lengths.llen(f"{prefix}suspects:{name}")
             for rank in ranks:
                 lengths.llen(f"{prefix}queue:{name}:{rank.decode()}")
         counted = iter(await lengths.execute())
-        for name, raw, ranks in zip(some, told[::2], told[1::2], strict=True):
+        for name, raw, ranks in zip(some, rows[::2], rows[1::2], strict=True):
             waiting = sum(islice(counted, 2 + len(ranks)))
             record = {field.decode(): value.decode() for field, value in raw.items()}
             found.append(_view(name, record, waiting, float(default or 0), now))

@@ -181,7 +181,7 @@ class _Mover:
                     await self._delete_source(shard, copy)
             again = [shard for shard in range(len(places)) if await self._find(shard) != places[shard]]
             for shard in again:
-                log.warning("%s has forgotten shard %d: it is moved again", places[shard], shard)
+                log.warning("%s has lost shard %d: moving it again", places[shard], shard)
                 await self.settle(shard, places[shard])
             if not again and not [None for shard in range(len(places)) for _ in await self._kept(shard)]:
                 break
@@ -217,7 +217,7 @@ class _Mover:
 
     async def _wait_for_stable_run(self, servers: dict[str, None]) -> None:
         if servers:
-            log.info("waiting until %s cannot forget it: %.0f s", ", ".join(servers), self._forget_seconds)
+            log.info("waiting until %s cannot lose it: %.0f s", ", ".join(servers), self._forget_seconds)
         await asyncio.gather(*(wait_for_stable_run(self._run_of(server), self._forget_seconds) for server in servers))
 
     def _run_of(self, server: str) -> Callable[[], Awaitable[str]]:
@@ -228,7 +228,7 @@ class _Mover:
                 raise translate(error, self._job) from error
             if found == UNKNOWN_RUN:
                 raise ConfigError(
-                    f"this user may not ask {server} for INFO: nobody would notice that it has forgotten a move",
+                    f"this user may not ask {server} for INFO: a lost move would go unnoticed",
                     hint="ACL SETUSER name +info",
                 )
             return found
@@ -248,10 +248,10 @@ class _Mover:
 
     def _check_timeout(self, error: faults.RedisError | FrontierError, end: float) -> None:
         """Raise errors that do not pass by themselves, and all errors once the patience is over."""
-        told = translate(error, self._job) if isinstance(error, faults.RedisError) else error
-        if not isinstance(told, Unavailable) or asyncio.get_running_loop().time() > end:
-            raise told from error
-        log.debug("the move waits: %s", told)
+        translated = translate(error, self._job) if isinstance(error, faults.RedisError) else error
+        if not isinstance(translated, Unavailable) or asyncio.get_running_loop().time() > end:
+            raise translated from error
+        log.debug("retrying the move: %s", translated)
 
     async def _move(self, source: str, target: str, shard: int) -> int:
         """Make one attempt; return the number of keys copied. Raises `Unavailable` if it must be made again.
@@ -264,7 +264,7 @@ class _Mover:
         claim = {"target": target, "nonce": nonce, "seconds": _MOVING_SECONDS}
         departed = await self._at(source, shard, "depart", **claim)
         if not departed:
-            raise Unavailable(f"Redis: shard {shard} is moved by somebody else, or its server was started again")
+            raise Unavailable(f"Redis: shard {shard} is being moved by another process, or its server was restarted")
         source_run, generation = departed[0].decode(), int(departed[1])
         renewing = asyncio.create_task(self._renew(source, shard, claim))
         left = False
@@ -277,7 +277,7 @@ class _Mover:
             if not left:
                 await self._give_up(source, target, shard, claim)
         if not left:
-            raise Unavailable(f"Redis: a server was started again while shard {shard} was copied")
+            raise Unavailable(f"Redis: a server was restarted while shard {shard} was copied")
         await self._at(target, shard, "settle", nonce=nonce)
         return copied
 
@@ -288,7 +288,7 @@ class _Mover:
             try:
                 await self._at(source, shard, "renew", **claim)
             except (faults.RedisError, FrontierError) as error:
-                log.debug("the claim on shard %d was not renewed: %s", shard, error)
+                log.debug("could not renew the claim on shard %d: %s", shard, error)
 
     async def _give_up(self, source: str, target: str, shard: int, claim: dict[str, Any]) -> None:
         # First the copy, so that nobody can open it, then the source. If a server does not answer, the claim expires.
@@ -296,7 +296,7 @@ class _Mover:
             try:
                 await self._at(server, shard, operation, **claim)
             except (faults.RedisError, FrontierError) as error:
-                log.debug("shard %d goes on at %s by itself: %s", shard, source, error)
+                log.debug("shard %d stays at %s: %s", shard, source, error)
 
     async def _copy(self, source: str, target: str, shard: int, nonce: str, generation: int) -> int:
         """Copy all keys to the target, which does not serve them yet; how many, or 0 if the target has restarted.

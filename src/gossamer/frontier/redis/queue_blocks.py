@@ -101,16 +101,16 @@ def block_id(element: bytes) -> bytes:
     return element[:_ID]
 
 
-async def fold_lists(call: Call, asked: Sequence[Any], secret: bytes) -> None:
+async def fold_lists(call: Call, lists_to_fold: Sequence[Any], secret: bytes) -> None:
     """Pack the lists that a script has named. Failure costs memory only: a later script names them again."""
     try:
-        for first in range(0, len(asked), _MOST_LISTS):
+        for first in range(0, len(lists_to_fold), _MOST_LISTS):
             await _fold_some(
-                call, [(text(site), text(rank)) for site, rank in asked[first : first + _MOST_LISTS]], secret
+                call, [(text(site), text(rank)) for site, rank in lists_to_fold[first : first + _MOST_LISTS]], secret
             )
     except FrontierError as error:
         # The next call of the frontier reports the error if it lasts.
-        log.debug("queues stay as they are: %s", error)
+        log.debug("could not pack queues: %s", error)
 
 
 async def _fold_some(call: Call, lists: Sequence[tuple[str, str]], secret: bytes) -> None:
@@ -120,14 +120,14 @@ async def _fold_some(call: Call, lists: Sequence[tuple[str, str]], secret: bytes
     for _ in range(_MOST_ROUNDS):
         runs = await call("fold", lists=wanted)
         folded = []
-        for asked, found in zip(wanted, runs):
+        for lists_to_fold, found in zip(wanted, runs):
             if found:
-                site, (run, size, picks) = asked["site"], found
+                site, (run, size, picks) = lists_to_fold["site"], found
                 parts = (run[first : first + size] for first in range(0, len(run), size))
                 folded.append(
                     {
                         "site": site,
-                        "rank": asked["rank"],
+                        "rank": lists_to_fold["rank"],
                         "blocks": [as_text(fold(some, site, secret, compressor=compressor)) for some in parts],
                         "last": as_text(run[-1]),
                         "length": len(run),

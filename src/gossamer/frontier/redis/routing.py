@@ -108,8 +108,8 @@ async def next_server(
             return await _missing(links, server, job, shard)
     except faults.RedisError as fault:
         # The other server does not answer, or its state changed between two steps.
-        told = translate(fault, job)
-        raise told if isinstance(told, Unavailable) else Unavailable(str(told)) from fault
+        translated = translate(fault, job)
+        raise translated if isinstance(translated, Unavailable) else Unavailable(str(translated)) from fault
     return None
 
 
@@ -133,7 +133,7 @@ async def _arriving(links: RedisConnections, server: str, job: str, shard: int, 
         if is_open or not there.is_kept:
             return server
     if there is None:
-        raise Unavailable(f"Redis: shard {shard} is on its way from {source} to {server}")
+        raise Unavailable(f"Redis: shard {shard} is being moved from {source} to {server}")
     if there.moved == server and there.is_kept:
         # The copy that the source left for is not here, or not whole: this server has forgotten it.
         await step(links, source, job, shard, "reclaim", target=server, nonce=there.nonce)
@@ -216,5 +216,5 @@ def gone(job: str, shard: int, server: str) -> JobMissing:
     """The error for a shard that no server has any more."""
     return JobMissing(
         f"shard {shard} of job {job!r} is not on {server} any more",
-        hint="was this Redis emptied, or restarted without its data? Begin anew under another name",
+        hint="was this Redis emptied, or restarted without its data? Start a new job under another name",
     )

@@ -133,7 +133,9 @@ async def check_server(connection: client.Redis) -> str:
     try:
         server, memory = await connection.info("server"), await connection.info("memory")
     except faults.NoPermissionError:
-        log.warning("this user may not ask Redis for INFO: its version, its memory policy and restarts are not seen")
+        log.warning(
+            "this user may not run INFO: cannot check the version and memory policy of Redis, or notice restarts"
+        )
         return ""
     version = str(server.get("redis_version", ""))
     major = version.partition(".")[0]
@@ -358,15 +360,15 @@ class _Sentinels(Sentinel):
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         # Ask all of them and follow the highest config-epoch. A sentinel that has not noticed a fail-over still names
         # the old primary, whose writes are lost when it becomes a replica.
-        asked = await asyncio.gather(*map(self._primaries, self.sentinels))
-        heard = [primaries for primaries in asked if primaries is not None]
-        known = [primaries[service_name] for primaries in heard if service_name in primaries]
+        answers = await asyncio.gather(*map(self._primaries, self.sentinels))
+        answered = [primaries for primaries in answers if primaries is not None]
+        known = [primaries[service_name] for primaries in answered if service_name in primaries]
         good = [state for state in known if self.check_master_state(state, service_name)]
         if good:
             last = max(good, key=lambda state: int(state["config-epoch"]))
             return last["ip"], last["port"]
         raise MasterNotFoundError(
-            f"{len(heard)} of {len(asked)} sentinels answer, and none has a primary for {service_name!r} now"
+            f"{len(answered)} of {len(answers)} sentinels answer, and none has a primary for {service_name!r} now"
         )
 
     async def _primaries(self, sentinel: Redis) -> dict[str, Any] | None:
@@ -435,8 +437,8 @@ def check_options(redis: Any) -> None:
     except (TypeError, ValueError, faults.RedisError):
         # Without the library's message, which may contain a part of the address.
         raise ConfigError(
-            "the frontier's address has an option that the redis package does not take",
-            hint="after the ? may stand what redis.Redis() takes, as in ?ssl_ca_certs=/etc/ssl/our-ca.pem",
+            "the frontier's address has an option that the redis package does not support",
+            hint="options after the ? are those of redis.Redis(), as in ?ssl_ca_certs=/etc/ssl/our-ca.pem",
         ) from None
 
 
@@ -445,13 +447,13 @@ def refusal(text: str) -> FrontierError | None:
     if "CERTIFICATE_VERIFY_FAILED" in text:
         reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or "not trusted"
         return Unavailable(
-            f"the certificate of Redis is refused: {reason}",
-            hint="name the authority that signed it: rediss://...?ssl_ca_certs=/path/ca.pem, or SSL_CERT_FILE",
+            f"the certificate of Redis is not trusted: {reason}",
+            hint="pass its CA certificate: rediss://...?ssl_ca_certs=/path/ca.pem, or SSL_CERT_FILE",
         )
     if "[SSL" in text:
         return Unavailable(
-            "Redis and we find no common TLS: " + text[text.index("[SSL") :].partition(" (_ssl")[0],
-            hint="does it want a certificate of ours? Then add ?ssl_certfile=...&ssl_keyfile=... to the address",
+            "the TLS handshake with Redis failed: " + text[text.index("[SSL") :].partition(" (_ssl")[0],
+            hint="if it requires a client certificate, add ?ssl_certfile=...&ssl_keyfile=... to the address",
         )
     found = _COMMAND.search(text)
     if found is not None:

@@ -130,14 +130,14 @@ async def _check(url: str, clock: Clock, *, is_one_of_several: bool, forget_seco
         yield await skew(clock, database.time)
         whose = f"{database.server}: " if is_one_of_several else ""
         weaknesses = await database.weaknesses()
-        for what, mend in weaknesses:
-            yield Finding("durability", "weak", whose + what, mend)
+        for what, fix in weaknesses:
+            yield Finding("durability", "weak", whose + what, fix)
         if not weaknesses:
             yield Finding("durability", "good", f"{whose}what was acknowledged survives a kill and a power cut")
         if count := await database.standbys():
             yield _on_standbys(count, whose, forget_seconds if is_one_of_several else None)
     except TimeoutError:
-        yield Finding("frontier", "bad", "the database does not answer", "is it started, and its address right?")
+        yield Finding("frontier", "bad", "the database does not answer", "check that it is running, and its address")
     except Exception as error:
         explained = error if isinstance(error, GossamerError) else database.explain(error)
         if explained is None:
@@ -161,8 +161,8 @@ def _on_standbys(count: int, whose: str, forget_seconds: float | None) -> Findin
         says = f"{whose}a fail-over to {what} repeats the pages that are missing there, and loses none"
         return Finding("standbys", "good", says)
     says = f"{whose}a fail-over to {what} that lacks more than {forget_seconds:g} s (forget_seconds) loses pages"
-    mend = "have it synchronous, or submit the job with as many --forget-seconds as it may ever be behind"
-    return Finding("standbys", "weak", says, mend)
+    fix = "make it synchronous, or submit the job with --forget-seconds above its max lag"
+    return Finding("standbys", "weak", says, fix)
 
 
 class _DatabaseMeter:

@@ -111,8 +111,8 @@ class Admission:
             self._awake.clear()
         # In the order in which they were found, in which new sites become ready.
         numbers = {name: self.site_id(name) for name in dict.fromkeys([link[0].site for link in links])}
-        asked = sorted(set(numbers.values()) - call.sites.keys() - self._awake)
-        known, states = await call.db.put_seen(sorted(first), asked)
+        requested = sorted(set(numbers.values()) - call.sites.keys() - self._awake)
+        known, states = await call.db.put_seen(sorted(first), requested)
         self._awake.update([site for site, closed, sleeps in states if not closed and not sleeps])
         if known:
             repeated = [first.pop(key)[0] for key in known]
@@ -123,7 +123,7 @@ class Admission:
             numbers = {name: numbers[name] for name in dict.fromkeys([link[0].site for link in first.values()])}
         call.count("known", len(first))
         call.count("news")
-        closed = await self._closed(call, numbers, asked, states)
+        closed = await self._closed(call, numbers, requested, states)
         age = self._age = max(self._age, call.now)
         self._age += len(first)
         rows = rows_of(first.values(), numbers, age, strategy=call.settings.strategy)
@@ -181,19 +181,18 @@ class Admission:
             await call.db.fetch("wake", sorted(set(woken)))
 
     async def _closed(
-        self, call: Transaction, numbers: Mapping[str, int], asked: Sequence[int], states: Iterable[Sequence[Any]]
+        self, call: Transaction, numbers: Mapping[str, int], requested: Sequence[int], states: Iterable[Sequence[Any]]
     ) -> dict[int, str]:
         """Create missing sites and wake sleeping ones; return the closed sites with their reasons.
 
-        `states` are the rows of the sites that were `asked` for. Other sites are locked by this call, or known to be
-        awake."""
+        `states` are the rows of the `requested` sites. Other sites are locked by this call, or known to be awake."""
         wanted = set(numbers.values())
         closed = {}
         for site in wanted & call.sites.keys():
             call.touched.add(site)
             if call.sites[site].closed:
                 closed[site] = call.sites[site].closed
-        missing, sleeping = wanted.intersection(asked), []
+        missing, sleeping = wanted.intersection(requested), []
         for site, reason, sleeps in states:
             if site not in missing:
                 continue

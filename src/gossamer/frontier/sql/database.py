@@ -49,11 +49,11 @@ OUTBOX = {
 ROWS = CARGO | OUTBOX
 
 TOO_MANY_CLIENTS = "raise max_connections of the server, or use fewer workers: each has one connection to a database"
-UNDER_WAY = "it takes a moment; if gossamer spread was ended on the way, run it again"
-FULL = "make room on the server's disk"
+UNDER_WAY = "wait a moment; if gossamer spread was interrupted, run it again"
+FULL = "free disk space on the server"
 UNKNOWN = "check the user and the password"
-MISSING = "make it first: CREATE DATABASE"
-FORBIDDEN = "let this user SELECT, INSERT, UPDATE and DELETE there; the first job needs CREATE"
+MISSING = "create it first: CREATE DATABASE"
+FORBIDDEN = "grant this user SELECT, INSERT, UPDATE, and DELETE; the first job also needs CREATE"
 """Hints for refusals by a server."""
 
 
@@ -203,7 +203,7 @@ class Dialect(Protocol):
         """Subscribe to news of the shard; return whether there is some already."""
         ...
 
-    async def heard(self, round_number: int, shard: int) -> bool:
+    async def wait_for_news(self, round_number: int, shard: int) -> bool:
         """Wait, without using the connection; whether there is news of the shard, or only time has passed."""
         ...
 

@@ -649,7 +649,7 @@ class SqlFrontier(SqlControl, SqlLedger, SqlRepair):
         done, which delivers links once more at worst."""
         accepted = stale = repeated = outbox = life = 0
         for some in outcome_batches(outcomes):
-            found = await self._settle(some, notes, parcels, run)
+            found = await self._commit_batch(some, notes, parcels, run)
             accepted, stale = accepted + found.accepted, stale + found.stale
             repeated, outbox = repeated + found.repeated, outbox + found.parcels
             # The first run counts: a later one may lack what the first has acknowledged.
@@ -662,7 +662,7 @@ class SqlFrontier(SqlControl, SqlLedger, SqlRepair):
                     self._pages.pop(outcome.token, None)
         return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=life, outbox=outbox)
 
-    async def _settle(
+    async def _commit_batch(
         self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel], run: str
     ) -> CompletionResult:
         """Commit one part of the outcomes in one transaction.
@@ -677,7 +677,7 @@ class SqlFrontier(SqlControl, SqlLedger, SqlRepair):
 
         async def work(call: Transaction) -> CompletionResult:
             if run and run != call.db.server_run:
-                raise Unavailable(f"{call.db.server} was started again since it took the links of these pages")
+                raise Unavailable(f"{call.db.server} was restarted since it accepted the links of these pages")
             if run and call.is_leaving:
                 raise Leaving(f"shard {self.shard} of job {self._job!r} may move from {call.db.server}")
             settling = Completion(call, self._admission, whole=lock == "whole")
@@ -740,7 +740,7 @@ class SqlFrontier(SqlControl, SqlLedger, SqlRepair):
                 for number in range(1_000_000):
                     if await database.run(lambda db: db.watch(grant.news), whole=False):
                         return
-                    if await database.dialect.heard(number, database.shard):
+                    if await database.dialect.wait_for_news(number, database.shard):
                         return
         except TimeoutError:
             pass
@@ -829,7 +829,7 @@ class SqlFrontier(SqlControl, SqlLedger, SqlRepair):
             if phase in (LEAVING, ANNOUNCED):
                 raise moved.waits(self._job, self.server)
             raise FrontierError(
-                f"shard {self.shard} of job {self._job!r} has gone to {place}", hint="give that address"
+                f"shard {self.shard} of job {self._job!r} has moved to {place}", hint="use that address"
             )
         if phase == GONE or await decide(here, reach(place), self._job, self.shard, moved):
             try:

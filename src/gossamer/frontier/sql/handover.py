@@ -81,7 +81,7 @@ class Moved(Exception):
 
     def waits(self, job: str, server: str) -> Unavailable:
         """The error for callers that have to wait."""
-        return Unavailable(f"a shard of job {job!r} is on its way to {self.where.target or server}", hint=UNDER_WAY)
+        return Unavailable(f"a shard of job {job!r} is being moved to {self.where.target or server}", hint=UNDER_WAY)
 
 
 async def locked(db: Dialect) -> tuple[int, ShardLocation] | None:

@@ -86,7 +86,7 @@ async def spread_sql(url: str, job: str, *, forget_seconds: float | None = None)
         root = await databases.find(job)
         if root is None:
             raise JobMissing(
-                f"there is no job {job!r} in {', '.join(databases.names)}", hint="give the old addresses too"
+                f"there is no job {job!r} in {', '.join(databases.names)}", hint="also pass the old addresses"
             )
         mover = _Mover(databases, root, job, root.settings.forget_seconds if forget_seconds is None else forget_seconds)
         places = placement(len(root.placement), databases.names)
@@ -243,7 +243,7 @@ class _Mover:
             # Moved by another mover between two of the reads: not there yet, and then no longer here.
             await asyncio.sleep(0.1)
         raise JobMissing(
-            f"shard {shard} of job {self._job!r} is in none of these databases", hint="give the addresses of all"
+            f"shard {shard} of job {self._job!r} is in none of these databases", hint="pass the addresses of all"
         )
 
     async def _kept(self, shard: int) -> list[_Place]:

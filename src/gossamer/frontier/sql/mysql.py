@@ -183,7 +183,7 @@ def explain(error: BaseException, server: str) -> FrontierError | None:
     if number == 1054:
         return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
     if number == _OUT_OF_RANGE and "frozen" in text:
-        return Unavailable(f"{server}: the shard is on its way to another database", hint=UNDER_WAY)
+        return Unavailable(f"{server}: the shard is being moved to another database", hint=UNDER_WAY)
     hint = next((hint for numbers, hint in _HINTS if number in numbers), "")
     if number in _UNKNOWN | _MISSING | _FORBIDDEN:
         return FrontierError(f"{server} refused: {text}", hint=hint)
@@ -793,7 +793,7 @@ class MySqlDialect(MySqlConnection):
         ((news, inbox),) = await self.fetch("news")
         return bool(inbox) or int(news or 0) > seen
 
-    async def heard(self, round_number: int, shard: int) -> bool:
+    async def wait_for_news(self, round_number: int, shard: int) -> bool:
         await asyncio.sleep(min(_SLOWEST_POLL_SECONDS, 0.02 * 1.5 ** min(round_number, 20)))
         return False
 

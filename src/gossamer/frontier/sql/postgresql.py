@@ -242,8 +242,8 @@ class PostgresDialect:
 
     async def weaknesses(self) -> list[tuple[str, str]]:
         return [
-            (what, mend)
-            for setting, what, mend in _WEAK
+            (what, fix)
+            for setting, what, fix in _WEAK
             if await self._open.fetchval("SELECT current_setting($1, true)", setting) == "off"
         ]
 
@@ -462,7 +462,7 @@ class PostgresDialect:
         (row,) = await self.fetch("news")
         return int(row[0] or 0) > seen
 
-    async def heard(self, round_number: int, shard: int) -> bool:
+    async def wait_for_news(self, round_number: int, shard: int) -> bool:
         await self._news[shard].wait()
         return True
 
@@ -497,7 +497,7 @@ class PostgresDialect:
         if isinstance(error, faults.PostgresError):
             code = str(error.sqlstate or "")
             if code == _OUT_OF_RANGE and "bigint" in str(error):
-                return Unavailable(f"{self.server}: the shard is on its way to another database", hint=UNDER_WAY)
+                return Unavailable(f"{self.server}: the shard is being moved to another database", hint=UNDER_WAY)
             hint = next((hint for start, hint in _HINTS if code.startswith(start)), "")
             if code.startswith(_PASSING):
                 return Unavailable(f"{self.server}: {_first_line(error)}", hint=hint)

@@ -41,7 +41,7 @@ def dialect_of(url: str) -> Dialect:
         from gossamer.frontier.sql.mysql import MySqlDialect
 
         return MySqlDialect(url)
-    raise ConfigError("the frontier's address is not one of a database", hint="use postgresql:// or mysql://")
+    raise ConfigError("the frontier's address is not a database address", hint="use postgresql:// or mysql://")
 
 
 async def open_sql(
@@ -185,7 +185,7 @@ async def _notice_run(db: Dialect) -> None:
             await db.fetch("restarted", db.server_run, known)
             if known:
                 log.warning(
-                    "%s was started again, or replaced: no site is leased until all earlier leases have ended",
+                    "%s was restarted or replaced: leasing resumes when all earlier leases have ended",
                     db.server,
                 )
 
@@ -278,7 +278,7 @@ class Databases:
         await database.run(lambda db: db.fetch("propose_root", digest(job), text))
         found = await self.read(name, job)
         if found is None:
-            raise JobMissing(f"job {job!r} is gone from {name}", hint="did somebody empty the database?")
+            raise JobMissing(f"job {job!r} is gone from {name}", hint="was the database emptied?")
         return found
 
     async def place(self, name: str, job: str, placement: list[str]) -> None:

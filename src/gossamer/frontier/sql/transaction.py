@@ -599,7 +599,7 @@ class Transaction:
             (row,) = await self.db.fetch("any_ready")
             if not row[0]:
                 raise FrontierError(
-                    f"job {self._job!r} is damaged: {self.total('queued')} requests wait, and no site has them",
+                    f"job {self._job!r} is damaged: {self.total('queued')} queued requests have no site",
                     hint="did something else write to its tables?",
                 )
 
