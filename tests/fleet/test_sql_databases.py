@@ -109,7 +109,7 @@ def test_a_database_that_is_added_in_the_middle_takes_its_shards(places: list[st
 
 
 def test_invalid_ages_and_databases_are_refused() -> None:
-    assert "write a number and s, m, h, d or w" in gossamer("compact", "x", "--older-than", "soon").stderr
+    assert "use a number with s, m, h, d, or w" in gossamer("compact", "x", "--older-than", "soon").stderr
     refused = gossamer("compact", "x", "--frontier", "redis://127.0.0.1:1/0")
     assert refused.returncode == 2
     assert "only jobs in postgresql or mysql can be compacted" in refused.stderr
