@@ -192,8 +192,8 @@ def test_import_queues_lists_and_sitemaps_and_marks_archives_done(
     assert counts.skipped == 5
     assert counts.stored == 0
     said = capsys.readouterr().err
-    assert "left out: mailto:x: not a URL that can be crawled" in said
-    assert "left out: index.cdxj, line 4: not CDXJ" in said
+    assert "skipped: mailto:x: not a URL that can be crawled" in said
+    assert "skipped: index.cdxj, line 4: not CDXJ" in said
 
 
 def test_imported_captures_are_revisited_when_due(here: Path) -> None:
@@ -301,7 +301,7 @@ def test_import_converts_values_that_json_lacks_and_reports_it(here: Path, capsy
     said = capsys.readouterr().err
     assert "changed: meta['since']: a datetime became text, in 2 requests\n" in said
     assert "changed: meta['tags']: a set became a list, in 1 request\n" in said
-    assert "left out: http://a.example/2: meta['raw'] is binary data" in said
+    assert "skipped: http://a.example/2: meta['raw'] is binary data" in said
 
 
 def test_import_into_a_scrapy_job_keeps_values_and_applies_options(here: Path) -> None:
@@ -334,7 +334,7 @@ def test_import_of_a_scrapy_redis_queue(
     assert {name: store.dump(name) for name in sorted(store.keys())} == before
     assert not (here / "ran").exists()
     said = capsys.readouterr().err
-    assert "3 fingerprints were left out" in said
+    assert "3 fingerprints were skipped" in said
     assert "it contains more than plain values" in said
 
 
@@ -399,7 +399,7 @@ def test_unreadable_imported_request_is_not_marked_as_fetched(here: Path, capsys
     prints = {request.url: fingerprint(request) for request in (ruled, odd, scrapy.Request("http://a.example/old"))}
     Path("state/requests.seen").write_text("".join(f"{each.hex()}\n" for each in prints.values()))
     assert run("sayings", "state", "--scrapy", "--frontier", f"sqlite:{here}/job") == 3
-    assert "left out: http://a.example/odd: it contains more than plain values" in capsys.readouterr().err
+    assert "skipped: http://a.example/odd: it contains more than plain values" in capsys.readouterr().err
     queued, _ = waiting(here / "job")
     assert list(queued) == [ruled.url]
     assert b"more" in queued[ruled.url].body

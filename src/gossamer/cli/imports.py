@@ -208,15 +208,16 @@ class _Work:
 
     async def _check_rest(self, fleet: FleetFrontier) -> None:
         """Raise ConfigError if the job has live workers: they could lease URLs before these are marked as fetched."""
-        at_work = [pulse.worker for pulse in await fleet.workers() if is_live(pulse) and pulse.worker != _IMPORTER]
-        if at_work and self._must_rest:
+        live = [one.worker for one in await fleet.workers() if is_live(one) and one.worker != _IMPORTER]
+        if live and self._must_rest:
             raise ConfigError(
-                f"job {self._name!r} is at work: {', '.join(at_work[:5])}", hint="stop its workers, import, start them"
+                f"job {self._name!r} has running workers: {', '.join(live[:5])}",
+                hint="stop the workers, import, start them",
             )
         if not backend_of(self._url).knows_all_keys and self._for_scrapy and self._must_rest:
             raise ConfigError(
-                "fingerprints cannot be taken over into a folder: each of its shards knows its own sites only",
-                hint="use redis://, postgresql://, mysql:// or sqlite:",
+                "fingerprints cannot be imported into a folder frontier, whose shards know only their own sites",
+                hint="use redis://, postgresql://, mysql://, or sqlite:",
             )
 
 
@@ -224,20 +225,20 @@ def _print_imported(name: str, tally: ImportCounts) -> None:
     counts = tally.counts
     words = (
         ("queued", "queued"),
-        ("done", "known as fetched"),
-        ("seen", "fingerprints known"),
-        ("known", "known before"),
+        ("done", "marked as fetched"),
+        ("seen", "fingerprints imported"),
+        ("known", "already known"),
     )
     say(f"{name}: " + ", ".join(f"{counts[word]:,} {text}" for word, text in words if counts[word] or word == "queued"))
     if counts["lost"]:
         say(
-            f"{counts['lost']:,} fingerprints were left out: no address can be made of them, so pages that they stand "
-            "for are fetched again where they are linked"
+            f"{counts['lost']:,} fingerprints were skipped: they cannot be converted to URLs, so their pages "
+            "are fetched again if other pages link to them"
         )
-        say("hint: for the job of a Scrapy project use --scrapy; or give the URLs that were fetched, with --done")
+        say("hint: for a Scrapy project use --scrapy; or import a list of the fetched URLs with --done")
     for change, times in sorted(tally.changed.items()):
         say(f"changed: {plain(change)}, in {times:,} request{'s' * (times != 1)}")
     for what, why, _ in tally.unread:
-        say(f"left out: {plain(what)}: {plain(why)}")
+        say(f"skipped: {plain(what)}: {plain(why)}")
     if counts["refused"] > len(tally.unread):
-        say(f"left out: {counts['refused'] - len(tally.unread):,} more")
+        say(f"skipped: {counts['refused'] - len(tally.unread):,} more")

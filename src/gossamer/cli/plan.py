@@ -48,10 +48,10 @@ _RELIEF: Mapping[Part, str] = {
 
 
 def lines(wish: Requirements, figures: Figures, source: str) -> Iterator[str]:
-    """The whole plan; `source` says where the figures are from."""
+    """The plan as lines; `source` names the origin of the figures."""
     found, *_ = (row.plan for row in what_if(wish, figures))
     often = f"once within {span(wish.period_seconds)}" if wish.once else f"every {span(wish.period_seconds)}"
-    yield f"{large(wish.pages)} pages of {size(wish.page_bytes)} {often}, one request a site each {span(wish.delay)}"
+    yield f"{large(wish.pages)} pages of {size(wish.page_bytes)} {often}, one request per site every {span(wish.delay)}"
     yield f"figures: {source}, {figures.measured_on}, {figures.machine}"
     yield ""
     for name, text in _parts(wish, figures, found):
@@ -59,7 +59,7 @@ def lines(wish: Requirements, figures: Figures, source: str) -> Iterator[str]:
     yield ""
     yield f"bottleneck  {found.bottleneck}: {_RELIEF[found.bottleneck]}"
     if found.bottleneck != found.next_bottleneck:
-        yield f"dearest     {found.next_bottleneck}: {_RELIEF[found.next_bottleneck]}"
+        yield f"costliest   {found.next_bottleneck}: {_RELIEF[found.next_bottleneck]}"
     yield ""
     yield from _table(wish, figures)
 
@@ -78,7 +78,7 @@ def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[t
         "sites",
         (
             f"{large(hosts.number)} hosts with {large(wish.pages / hosts.number)} pages each on average, "
-            f"{large(hosts.largest)} on the largest; {large(found.sites_at_once)} in hand at a time"
+            f"{large(hosts.largest)} on the largest; {large(found.sites_at_once)} at the same time"
         ),
     )
     above = f": {large(found.large_hosts)} hosts have more" if found.large_hosts >= 1 else ", and no host has more"
@@ -86,7 +86,7 @@ def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[t
         "politeness",
         (
             f"at most {large(found.most_of_a_host)} pages of a host in that time{above}; "
-            f"{100 * found.polite_share:.1f} % of the pages can be had"
+            f"{100 * found.polite_share:.1f} % of the pages can be fetched"
         ),
     )
     yield (
@@ -126,11 +126,14 @@ def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[t
         )
     costs = ", ".join(f"{name} {dollars(value)}" for name, value in found.dollars_a_month.items())
     million = found.cost / (found.pages_per_second * 730 * 3600) * 1e6
-    yield "cost", f"{dollars(found.cost)} a month ({costs}), ${million:,.2f} a million pages; prices of {_priced(wish)}"
+    yield (
+        "cost",
+        f"{dollars(found.cost)} per month ({costs}), ${million:,.2f} per million pages; prices of {_priced(wish)}",
+    )
 
 
 def _priced(wish: Requirements) -> str:
-    return f"{wish.prices.as_of}, round ones"
+    return f"{wish.prices.as_of}, rounded"
 
 
 def _machine(cores: float, memory_bytes: float) -> str:
@@ -147,7 +150,7 @@ def _needs(needs: Mapping[Part, float]) -> str:
 
 
 def _table(wish: Requirements, figures: Figures) -> Iterator[str]:
-    yield f"{'if':<24}{'can be had':>11}{'workers':>9}{'servers':>9}{'stored':>9}{'a month':>10}  dearest"
+    yield f"{'if':<24}{'crawlable':>11}{'workers':>9}{'servers':>9}{'stored':>9}{'per month':>10}  costliest"
     for change, found in what_if(wish, figures):
         share = f"{100 * found.polite_share:.1f} %"
         yield (

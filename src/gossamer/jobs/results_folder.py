@@ -7,7 +7,7 @@ would be missing from every export. A job without an id, from an older version, 
 
 A record is on disk before its outcome is committed. So the frontier never counts a stored page that has no record, and
 fewer records than stored pages mean that records are lost. There may be more: a worker that was killed in between
-leaves records that no outcome stands for."""
+leaves records without an outcome."""
 
 from __future__ import annotations
 
@@ -143,13 +143,13 @@ class Comparison(NamedTuple):
     stored: int
     recorded: int
     is_live: bool
-    """Whether workers are at work."""
+    """Whether the job has live workers."""
     is_finished: bool
     """Whether the job is finished: every page that counts as stored was recorded before."""
 
     @property
     def is_final(self) -> bool:
-        """Whether records that are missing now stay missing. While workers are at work, they may not be visible yet."""
+        """Whether records that are missing now stay missing. While workers run, they may not be visible yet."""
         return self.is_finished or not self.is_live
 
     @property
