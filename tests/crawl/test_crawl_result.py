@@ -74,6 +74,14 @@ def test_a_crawl_that_fetches_no_seed_raises_and_names_seeds_and_reasons(site: R
     assert (pages.summary.state, pages.summary.fetched, pages.summary.failed) == ("finished", 0, 3)
 
 
+def test_seeds_that_were_not_tried_are_not_counted(site: RawWeb) -> None:
+    seeds = [url(site, f"/{number}") for number in range(20)]
+    with pytest.raises(gossamer.SeedsFailed, match=r"none of the 7 seeds that were tried") as error:
+        list(gossamer.crawl(seeds, max_pages=7, **QUICK))
+    assert "... and 2 more" in str(error.value)
+    assert len(error.value.errors) == 7
+
+
 def test_an_option_keeps_a_crawl_without_pages_from_raising(site: RawWeb) -> None:
     pages = gossamer.crawl(url(site), raise_on_failure=False, **QUICK)
     assert list(pages) == []

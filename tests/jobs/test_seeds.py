@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
 
+from gossamer.cli.runner import read_lines
 from gossamer.errors import ConfigError
 from gossamer.job_folder import collect_seeds, seed_lines
 
@@ -36,6 +38,10 @@ def test_seeds_may_be_a_file_with_comments_and_blank_lines(tmp_path: Path) -> No
     assert collect_seeds([file]) == [A, B, C]
     assert collect_seeds([C, file]) == [C, A, B, C]
     assert seed_lines("#x\n\n # y\n") == []
+
+
+def test_the_command_line_reads_seeds_files_in_the_same_way() -> None:
+    assert read_lines(io.StringIO(f"# one\n{A} # two\n\n{B}\n")) == [A, B]
 
 
 @pytest.mark.parametrize(

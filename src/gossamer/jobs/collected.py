@@ -135,8 +135,10 @@ class Collected(Stats):
     @property
     def errors(self) -> list[FailedPage]:
         """The failed pages, and seeds that were not fetched for another reason."""
-        listed = {url for failure in self._failed for url in (failure.url, self._hops.get(failure.url, ""))}
-        return [*self._failed, *(one for one in self._seed_failures.values() if one.url not in listed)]
+        # Copies: the crawl may go on in another thread.
+        failed = list(self._failed)
+        listed = {url for failure in failed for url in (failure.url, self._hops.get(failure.url, ""))}
+        return [*failed, *(one for one in list(self._seed_failures.values()) if one.url not in listed)]
 
     def summary(self, state: str, folder: Path | None) -> CrawlSummary:
         """The totals so far."""
@@ -174,7 +176,8 @@ def _seeds_failed(failures: Sequence[FailedPage], count: int) -> SeedsFailed:
     if count == 1:
         message = f"the seed could not be fetched: {lines[0]}"
     else:
-        message = "\n  ".join([f"none of the {count:,} seeds could be fetched:", *lines])
+        tried = f"{count:,} seeds" if len(failures) == count else f"{len(failures):,} seeds that were tried"
+        message = "\n  ".join([f"none of the {tried} could be fetched:", *lines])
     advice = next((text for one in failures if (text := advice_for_kind(one.kind))), "")
     keep = "raise_on_failure=False returns the empty result instead"
     return SeedsFailed(message, hint=f"{advice}; {keep}" if advice else keep, errors=failures)
