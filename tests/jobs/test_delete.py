@@ -153,6 +153,7 @@ def test_a_job_of_a_fleet(address: str, web: SimWeb, tmp_path: Path, monkeypatch
             removed = await job.remove()
         assert removed.was_there
         assert removed.results == tmp_path / "results"
+        assert removed.elsewhere == ()
         with pytest.raises(JobMissing):
             await open_fleet(address, "gone")
         assert await list_jobs(address) == sorted([*others, "stays"])
@@ -161,7 +162,9 @@ def test_a_job_of_a_fleet(address: str, web: SimWeb, tmp_path: Path, monkeypatch
         await other.add([Request("http://more.example/", 7, "more.example")])
         await other.aclose()
         async with open_job("stays", address) as job:
-            assert (await job.remove(results=True)).results is None
+            removed = await job.remove(results=True)
+        assert removed.results is None
+        assert removed.elsewhere == ()
         assert await list_jobs(address) == others
 
     asyncio.run(run())

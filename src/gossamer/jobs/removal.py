@@ -22,7 +22,7 @@ from gossamer.redact import masked_address
 from gossamer.storage import request_log, segments
 from gossamer.storage.jsonl import REJECTED
 from gossamer.storage.reader import elsewhere
-from gossamer.storage.registry import result_files
+from gossamer.storage.registry import result_files, shared_folder
 
 _RESULTS = (*result_files(), REJECTED, segments.FOLDER, request_log.FOLDER, "report.html")
 """Results of jobs in their folder."""
@@ -67,7 +67,9 @@ async def delete_job(job: Job, *, results: bool = False, address: str = "") -> R
     except Held as error:
         raise JobRunning(str(error), hint=f"stop it first: gossamer stop {job.name}") from None
     kept = await asyncio.to_thread(_tidy, dict.fromkeys([job.folder, folder_of(job.name, ())]))
-    return Removed(was_there, job.folder if job.folder in kept else None, tuple(elsewhere(job.settings.sink)))
+    # A fleet's shared folder is the job's folder: it is not elsewhere.
+    others = [name for name in job.settings.sink if shared_folder([name]) != job.folder]
+    return Removed(was_there, job.folder if job.folder in kept else None, tuple(elsewhere(others)))
 
 
 def _tidy(folders: Iterable[Path]) -> list[Path]:
