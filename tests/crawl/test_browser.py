@@ -166,7 +166,7 @@ Promise.allSettled(Object.values(tries).map(each => each())).then(all => {
 def test_h08_nothing_that_a_page_does_reaches_a_private_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """H08: by no way that scripts have. With private addresses allowed, only what our own client fetches arrives."""
     # So that the browser's own options are what is tested.
-    monkeypatch.setattr("gossamer.download.chromium.NO_PEERS", "")
+    monkeypatch.setattr("gossamer.download.chromium.REMOVED_APIS", "")
     with RawWeb() as web, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packets:
         packets.bind(("127.0.0.1", web.port))
         packets.setblocking(False)
