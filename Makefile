@@ -2,6 +2,9 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 4
+# By default, each worker gets long runs of consecutive tests, and one with many slow tests finishes alone. With work
+# stealing, idle workers take over tests from the others.
+PARALLEL = -n $(JOBS) --dist=worksteal
 # Tests that depend on third-party packages, or on files next to the code. TESTS=tests runs all tests.
 TESTS ?= $(addprefix tests/,cli conformance download extract frontier imports middleware results scrapy_plugin service \
 	lab storage crawl/test_whole_crawls.py fleet/test_fleet_commands.py deploy/test_systemd_slurm_ray.py \
@@ -31,24 +34,24 @@ crawl: setup ## crawl URL=https://..., or a simulated web; ARGS="--max-pages 50"
 # Failed tests run again, one at a time. A test that passes then is flaky: the second run lists it by name, and it must
 # be fixed, but it does not fail the build. A test that fails twice does.
 test: setup-dev services check ## run all checks, and the tests of less than 30 s each
-	$(BIN)/python -m pytest -rs -n $(JOBS) || { [ $$? -eq 1 ] && \
+	$(BIN)/python -m pytest -rs $(PARALLEL) || { [ $$? -eq 1 ] && \
 		echo "== Running the failed tests again, one at a time; tests that pass now are flaky:" && \
 		$(BIN)/python -m pytest -rs -v --last-failed --last-failed-no-failures none; }
 
 test-fast: setup-dev ## run the tests without servers, browsers, and whole crawls; under 2 minutes
-	$(BIN)/python -m pytest -n $(JOBS) $(FAST)
+	$(BIN)/python -m pytest $(PARALLEL) $(FAST)
 
 test-long: setup-dev services ## run the tests of more than 30 s
-	$(BIN)/python -m pytest -rs -n $(JOBS) -m long --timeout 1800
+	$(BIN)/python -m pytest -rs $(PARALLEL) -m long --timeout 1800
 
 test-wheel: setup-dev services ## run the main tests against the wheel, without src/; TESTS=tests for all
-	scripts/test-installed locked -n $(JOBS) $(TESTS)
+	scripts/test-installed locked $(PARALLEL) $(TESTS)
 
 test-lowest: setup-dev services ## like test-wheel, with the oldest dependencies that pyproject.toml allows
-	scripts/test-installed lowest -n $(JOBS) $(TESTS)
+	scripts/test-installed lowest $(PARALLEL) $(TESTS)
 
 test-highest: setup-dev services ## like test-wheel, with the newest dependencies
-	scripts/test-installed highest -n $(JOBS) $(TESTS)
+	scripts/test-installed highest $(PARALLEL) $(TESTS)
 
 fuzz: setup-dev ## fuzz every parser for 5 minutes; SECONDS_LEFT=60 for one minute, SEED=N sets the first seed
 	@JOBS=$(JOBS) scripts/fuzz
