@@ -10,6 +10,7 @@ from typing import Any
 import helm_python
 import kubernetes_validate
 import pytest
+import yaml
 from manifests import CASES, CHART, DEPLOY, one, rendered, script
 
 OLDEST, NEWEST = "1.27.0", "1.37.0"
@@ -38,6 +39,14 @@ def test_manifests_match_the_kubernetes_schemas() -> None:
         kubernetes_validate.validate(found, NEWEST, strict=True)
     for found in rendered({}):
         kubernetes_validate.validate(found, OLDEST, strict=True)
+
+
+def test_the_cron_job_of_the_documents_matches_the_kubernetes_schemas() -> None:
+    page = (DEPLOY.parent / "docs" / "howto" / "schedule-crawls.md").read_text("utf-8")
+    manifest = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    assert manifest["kind"] == "CronJob"
+    for version in (OLDEST, NEWEST):
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_unknown_kubernetes_field_is_detected() -> None:
