@@ -29,13 +29,13 @@ def worded(text: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -> st
     match = re.fullmatch(r"(.*) - at `\$\.(([a-z_]+).*)`", text, re.DOTALL)
     if match is None:
         return text
-    said, path, name = match.groups()
-    if said.startswith("Invalid enum value"):
+    expected, path, name = match.groups()
+    if expected.startswith("Invalid enum value"):
         choices = re.findall(r"'(\w+)'", kinds[name].partition("Literal[")[2].partition("]")[0])
         wanted = f"one of {', '.join(choices)}"
     else:
-        said = re.sub(r"(\d)\.0\b", r"\1", said.removeprefix("Expected ").partition(", got ")[0])
-        wanted = re.sub(r"`([a-z]+)( \| null)?`", lambda kind: _KINDS.get(kind[1], kind[1]), said)
+        expected = re.sub(r"(\d)\.0\b", r"\1", expected.removeprefix("Expected ").partition(", got ")[0])
+        wanted = re.sub(r"`([a-z]+)( \| null)?`", lambda kind: _KINDS.get(kind[1], kind[1]), expected)
     value = values.get(name)
     # A value that should be a list or a table may contain a password.
     is_shown = path == name and isinstance(value, str | int | float) and not wanted.startswith(("a list", "a table"))
@@ -392,8 +392,8 @@ def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
         if "matching regex" in str(error):
             words = f"{source}: invalid value {values.get('recrawl')!r:.80} for recrawl"
             raise ConfigError(words, hint="use table, adaptive, or budget=5000/d (or /h, /m, /s)") from None
-        said = worded(str(error), values, {name: str(item.type) for name, item in FIELDS.items()})
-        raise ConfigError(f"{source}: {said}", hint=_nearest(values)) from None
+        message = worded(str(error), values, {name: str(item.type) for name, item in FIELDS.items()})
+        raise ConfigError(f"{source}: {message}", hint=_nearest(values)) from None
     except UnicodeEncodeError as error:
         raise ConfigError(f"{source}: {error.object!r:.80} is not UTF-8") from None
     return settings

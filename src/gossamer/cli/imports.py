@@ -186,8 +186,8 @@ class _Work:
         from gossamer.scrapy.requests import ScrapyMaker, project_settings
 
         project = project_settings()
-        told = {**project.getdict("GOSSAMER_SETTINGS"), **self._values}
-        project.set("GOSSAMER_SETTINGS", told, "cmdline")
+        values = {**project.getdict("GOSSAMER_SETTINGS"), **self._values}
+        project.set("GOSSAMER_SETTINGS", values, "cmdline")
         project.set("GOSSAMER_WORKER", _IMPORTER, "cmdline")
         project.set("GOSSAMER_JOB", self._name, "cmdline")
         if self._url:

@@ -112,10 +112,12 @@ def simweb(ca_file: Path | None, log_path: Path | None, kind_list: str, quiet: b
             .replace("$.page_bytes", "--bytes")
             .replace("$.links_per_page", "--links")
         )
-        said, _, option = text.replace("$.latency_seconds", "--latency").replace("$.", "--").partition(" - at ")
-        wanted = said.replace("Expected `int`", "a whole number").replace("Expected `float`", "a number")
-        told = f"{option.strip('`')} must be {wanted}" if wanted != said else f"{option.strip('`')} {said}".strip()
-        raise click.UsageError(told) from None
+        message, _, option = text.replace("$.latency_seconds", "--latency").replace("$.", "--").partition(" - at ")
+        wanted = message.replace("Expected `int`", "a whole number").replace("Expected `float`", "a number")
+        reason = (
+            f"{option.strip('`')} must be {wanted}" if wanted != message else f"{option.strip('`')} {message}".strip()
+        )
+        raise click.UsageError(reason) from None
     except ConfigError as error:
         raise click.UsageError(f"{error}\nhint: {error.hint}" if error.hint else str(error)) from None
     except OSError as error:

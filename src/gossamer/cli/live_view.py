@@ -145,7 +145,7 @@ class Writer:
     def __init__(self, descriptor: int, encoding: str = "utf-8") -> None:
         self._descriptor = descriptor
         self._encoding = encoding
-        self._said: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._pending: deque[str] = deque(maxlen=_LINES_KEPT)
         self._wanted: list[ScreenLine] | None = None
         self._shown: list[ScreenLine] = []
         self._closed = False
@@ -156,7 +156,7 @@ class Writer:
     def say(self, line: str) -> None:
         """Print a permanent line, above the frame if there is one."""
         with self._changed:
-            self._said.append(line)
+            self._pending.append(line)
             self._changed.notify()
 
     def draw(self, frame: list[ScreenLine]) -> None:
@@ -182,12 +182,12 @@ class Writer:
         last = False
         while not last:
             with self._changed:
-                while not (self._said or self._wanted is not None):
+                while not (self._pending or self._wanted is not None):
                     self._changed.wait()
                 last = self._closed
                 frame = self._shown if self._wanted is None else self._wanted
-                text = self._compose(list(self._said), frame)
-                self._said.clear()
+                text = self._compose(list(self._pending), frame)
+                self._pending.clear()
                 self._wanted, self._shown = None, frame
             try:
                 self._write(text)
@@ -195,11 +195,11 @@ class Writer:
                 # The reader is gone, or the disk is full: the crawl continues without a live view.
                 return
 
-    def _compose(self, said: list[str], frame: list[ScreenLine]) -> str:
+    def _compose(self, pending: list[str], frame: list[ScreenLine]) -> str:
         if not frame and not self._shown:
-            return "".join(f"{line}\n" for line in said)
+            return "".join(f"{line}\n" for line in pending)
         # Each line overwrites the old one and then clears the rest, which avoids flicker.
-        lines = "".join(f"{line}\x1b[K\n" for line in (*said, *(line.text for line in frame)))
+        lines = "".join(f"{line}\x1b[K\n" for line in (*pending, *(line.text for line in frame)))
         return f"{self._way_back()}\r{lines}\x1b[J"
 
     def _way_back(self) -> str:

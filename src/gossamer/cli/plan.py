@@ -47,26 +47,29 @@ _RELIEF: Mapping[Part, str] = {
 }
 
 
-def lines(wish: Requirements, figures: Figures, source: str) -> Iterator[str]:
+def lines(needs: Requirements, figures: Figures, source: str) -> Iterator[str]:
     """The plan as lines; `source` names the origin of the figures."""
-    found, *_ = (row.plan for row in what_if(wish, figures))
-    often = f"once within {span(wish.period_seconds)}" if wish.once else f"every {span(wish.period_seconds)}"
-    yield f"{large(wish.pages)} pages of {size(wish.page_bytes)} {often}, one request per site every {span(wish.delay)}"
+    found, *_ = (row.plan for row in what_if(needs, figures))
+    often = f"once within {span(needs.period_seconds)}" if needs.once else f"every {span(needs.period_seconds)}"
+    yield (
+        f"{large(needs.pages)} pages of {size(needs.page_bytes)} {often}, "
+        f"one request per site every {span(needs.delay)}"
+    )
     yield f"figures: {source}, {figures.measured_on}, {figures.machine}"
     yield ""
-    for name, text in _parts(wish, figures, found):
+    for name, text in _parts(needs, figures, found):
         yield f"{name:<12}{text}"
     yield ""
     yield f"bottleneck  {found.bottleneck}: {_RELIEF[found.bottleneck]}"
     if found.bottleneck != found.next_bottleneck:
         yield f"costliest   {found.next_bottleneck}: {_RELIEF[found.next_bottleneck]}"
     yield ""
-    yield from _table(wish, figures)
+    yield from _table(needs, figures)
 
 
-def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[tuple[str, str]]:
-    store = figures.frontiers[wish.store]
-    hosts = Hosts(wish.pages, min(wish.hosts, wish.pages))
+def _parts(needs: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[tuple[str, str]]:
+    store = figures.frontiers[needs.store]
+    hosts = Hosts(needs.pages, min(needs.hosts, needs.pages))
     yield (
         "demand",
         (
@@ -77,7 +80,7 @@ def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[t
     yield (
         "sites",
         (
-            f"{large(hosts.number)} hosts with {large(wish.pages / hosts.number)} pages each on average, "
+            f"{large(hosts.number)} hosts with {large(needs.pages / hosts.number)} pages each on average, "
             f"{large(hosts.largest)} on the largest; {large(found.sites_at_once)} at the same time"
         ),
     )
@@ -92,8 +95,8 @@ def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[t
     yield (
         "workers",
         (
-            f"{_many(found.workers, 'machine')} ({_machine(wish.worker.cores, wish.worker.memory_bytes)}, "
-            f"{bits(wish.worker.bits_per_second)}), {large(found.cores)} cores busy; {_needs(found.worker_needs)}"
+            f"{_many(found.workers, 'machine')} ({_machine(needs.worker.cores, needs.worker.memory_bytes)}, "
+            f"{bits(needs.worker.bits_per_second)}), {large(found.cores)} cores busy; {_needs(found.worker_needs)}"
         ),
     )
     per_server = found.known_urls * KEY_BYTES / found.servers
@@ -101,8 +104,8 @@ def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[t
     yield (
         "frontier",
         (
-            f"{wish.store}: {_many(found.servers, 'server')} "
-            f"({_machine(wish.server.cores, wish.server.memory_bytes)}), "
+            f"{needs.store}: {_many(found.servers, 'server')} "
+            f"({_machine(needs.server.cores, needs.server.memory_bytes)}), "
             f"{found.shards:,} shards, {size(found.frontier_bytes)} of {room}; {_needs(found.server_needs)}"
         ),
     )
@@ -113,27 +116,27 @@ def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[t
             f"{size(per_server)} a server"
         ),
     )
-    kept = f"{size(found.stored_bytes)} as WARC ({figures.warc_ratio:.2f})" if wish.archive else "not archived"
+    kept = f"{size(found.stored_bytes)} as WARC ({figures.warc_ratio:.2f})" if needs.archive else "not archived"
     yield "storage", f"{size(found.raw_bytes)} a pass, {kept}"
-    if wish.regions > 1:
+    if needs.regions > 1:
         crossing = bits(found.between_regions_bits_per_second)
         yield (
             "regions",
             (
-                f"{wish.regions}, each about {found.workers / wish.regions:,.0f} workers and "
-                f"{found.servers / wish.regions:,.0f} servers; {crossing} of links between them"
+                f"{needs.regions}, each about {found.workers / needs.regions:,.0f} workers and "
+                f"{found.servers / needs.regions:,.0f} servers; {crossing} of links between them"
             ),
         )
     costs = ", ".join(f"{name} {dollars(value)}" for name, value in found.dollars_a_month.items())
     million = found.cost / (found.pages_per_second * 730 * 3600) * 1e6
     yield (
         "cost",
-        f"{dollars(found.cost)} per month ({costs}), ${million:,.2f} per million pages; prices of {_priced(wish)}",
+        f"{dollars(found.cost)} per month ({costs}), ${million:,.2f} per million pages; prices of {_priced(needs)}",
     )
 
 
-def _priced(wish: Requirements) -> str:
-    return f"{wish.prices.as_of}, rounded"
+def _priced(needs: Requirements) -> str:
+    return f"{needs.prices.as_of}, rounded"
 
 
 def _machine(cores: float, memory_bytes: float) -> str:
@@ -149,9 +152,9 @@ def _needs(needs: Mapping[Part, float]) -> str:
     return ", ".join(f"{name} need{'s' * (not name.endswith('s'))} {large(max(value, 0.01))}" for name, value in parts)
 
 
-def _table(wish: Requirements, figures: Figures) -> Iterator[str]:
+def _table(needs: Requirements, figures: Figures) -> Iterator[str]:
     yield f"{'if':<24}{'crawlable':>11}{'workers':>9}{'servers':>9}{'stored':>9}{'per month':>10}  costliest"
-    for change, found in what_if(wish, figures):
+    for change, found in what_if(needs, figures):
         share = f"{100 * found.polite_share:.1f} %"
         yield (
             f"{change:<24}{share:>11}{found.workers:>9,}{found.servers:>9,}{size(found.stored_bytes):>9}"
@@ -220,7 +223,7 @@ def plan(source: str, as_json: bool, **options: Any) -> int:
     The estimate uses measured figures (`gossamer bench`), published statistics of the web, and the assumptions in the
     options. The table shows how the result changes if an assumption is wrong.
     """
-    figures, told = chosen_figures(source)
+    figures, origin = chosen_figures(source)
     if options["compression"] is not None:
         figures = msgspec.structs.replace(figures, warc_ratio=options["compression"])
     if options["store"] not in figures.frontiers:
@@ -228,12 +231,12 @@ def plan(source: str, as_json: bool, **options: Any) -> int:
             f"--store {options['store']}: no figures (only {', '.join(figures.frontiers)})",
             hint="measure it with: gossamer bench --frontier URL; or use --figures reference",
         )
-    wish = _requirements(options)
+    needs = _requirements(options)
     if as_json:
-        variants = {row.change: row.plan._asdict() for row in what_if(wish, figures)}
-        put(msgspec.json.encode({"wish": wish, "figures": figures, "source": told, "plans": variants}) + b"\n")
+        variants = {row.change: row.plan._asdict() for row in what_if(needs, figures)}
+        put(msgspec.json.encode({"wish": needs, "figures": figures, "source": origin, "plans": variants}) + b"\n")
     else:
-        put("".join(f"{line}\n" for line in lines(wish, figures, told)).encode())
+        put("".join(f"{line}\n" for line in lines(needs, figures, origin)).encode())
     return Exit.OK
 
 

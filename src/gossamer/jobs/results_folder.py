@@ -189,7 +189,7 @@ def counts_visits(settings: Settings, counts: Counts) -> bool:
 async def compare(fleet: ResultsWatch, folder: Path, *, but: str = "") -> Comparison:
     """Compare the frontier with the segments in a folder; reads all segments. `but` is a worker to ignore."""
     # In this order: a record is there before its outcome is.
-    live = any(is_live(pulse) for pulse in await fleet.workers() if pulse.worker != but)
+    live = any(is_live(worker) for worker in await fleet.workers() if worker.worker != but)
     counts = await fleet.counts()
     visits = counts_visits(fleet.settings, counts)
     found = await asyncio.to_thread(count_records, folder, visits=visits)

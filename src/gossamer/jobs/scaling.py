@@ -21,7 +21,7 @@ _LATENCY_SECONDS = 0.25
 _WORKER_PAGES = 200.0
 """Pages per second of a fully loaded worker, if not measured."""
 _LANES_PER_FETCH = 16
-_TELLING, _FULL = 0.1, 0.8
+_RELIABLE, _FULL = 0.1, 0.8
 """Loads below the first give no reliable rate; above the second, a worker delays responses itself."""
 _SLACK = 0.05
 
@@ -69,19 +69,18 @@ class SiteRate(NamedTuple):
 def advise(
     counts: Counts,
     shards: Sequence[ShardView],
-    pulses: Sequence[Heartbeat],
+    heartbeats: Sequence[Heartbeat],
     *,
     settings: Settings,
     sites: Sequence[Mapping[str, Any]] = (),
     least: int = 0,
     most: int | None = None,
 ) -> Advice:
-    """How many workers a job can use. `pulses` are the heartbeats of live workers, `sites` those with the most queued
-    requests."""
-    live = Counter(pulse.region for pulse in pulses)
+    """How many workers a job can use, from heartbeats of live workers and the sites with the most queued requests."""
+    live = Counter(heartbeat.region for heartbeat in heartbeats)
     lanes, waits = _lanes(counts, shards)
     total = sum(lanes.values())
-    pace = measure(pulses)
+    pace = measure(heartbeats)
     lane_pages = _lane_pages(total, pace.latency, settings, sites)
     # Work that ends before a new worker has started does not justify one, however many sites it has.
     pages = min(total * lane_pages, (counts.queued + counts.leased) / WORTH_SECONDS)
@@ -95,7 +94,7 @@ def advise(
     return Advice(
         workers=clamped,
         why=_why(counts, total, lane_pages, pages, pace, found, clamped, soonest),
-        live=len(pulses),
+        live=len(heartbeats),
         lanes=total,
         pages_per_second=round(pages, 3),
         worker_pages_per_second=round(pace.worker_pages, 1),
@@ -108,16 +107,16 @@ def advise(
     )
 
 
-def measure(pulses: Sequence[Heartbeat]) -> SiteRate:
+def measure(heartbeats: Sequence[Heartbeat]) -> SiteRate:
     """Pages per second of one worker, and latency, measured from heartbeats if possible."""
-    telling = [pulse for pulse in pulses if pulse.load >= _TELLING and pulse.rate > 0]
-    worker_pages = median(pulse.rate / pulse.load for pulse in telling) if telling else _WORKER_PAGES
+    reliable = [heartbeat for heartbeat in heartbeats if heartbeat.load >= _RELIABLE and heartbeat.rate > 0]
+    worker_pages = median(heartbeat.rate / heartbeat.load for heartbeat in reliable) if reliable else _WORKER_PAGES
     # Little's law: concurrent fetches = rate x latency.
-    calm = [pulse for pulse in pulses if pulse.load < _FULL]
-    asked = calm or pulses
-    rate = sum(pulse.rate for pulse in asked)
-    latency = sum(pulse.fetching for pulse in asked) / rate if rate > 0 else _LATENCY_SECONDS
-    return SiteRate(worker_pages, max(latency if calm else min(latency, _LATENCY_SECONDS), 0.001), bool(telling))
+    unloaded = [heartbeat for heartbeat in heartbeats if heartbeat.load < _FULL]
+    chosen = unloaded or heartbeats
+    rate = sum(heartbeat.rate for heartbeat in chosen)
+    latency = sum(heartbeat.fetching for heartbeat in chosen) / rate if rate > 0 else _LATENCY_SECONDS
+    return SiteRate(worker_pages, max(latency if unloaded else min(latency, _LATENCY_SECONDS), 0.001), bool(reliable))
 
 
 def _lanes(counts: Counts, shards: Sequence[ShardView]) -> tuple[dict[str, int], dict[str, float]]:
@@ -202,5 +201,5 @@ def _pages(rate: float) -> str:
 async def scale(fleet: FleetFrontier, *, least: int = 0, most: int | None = None) -> Advice:
     """How many workers the job can use at this moment."""
     counts, shards, sites = await fleet.counts(), await fleet.shards(), await fleet.sites(100)
-    pulses = [pulse for pulse in await fleet.workers() if is_live(pulse)]
-    return advise(counts, shards, pulses, settings=fleet.settings, sites=sites, least=least, most=most)
+    heartbeats = [heartbeat for heartbeat in await fleet.workers() if is_live(heartbeat)]
+    return advise(counts, shards, heartbeats, settings=fleet.settings, sites=sites, least=least, most=most)

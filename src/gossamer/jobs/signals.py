@@ -123,16 +123,16 @@ async def watched(settings: Settings) -> AsyncIterator[None]:
     ours, written = socket.socketpair()
     ours.setblocking(False)
     written.setblocking(False)
-    dog = _start_watchdog(ours, settings)
+    process = _start_watchdog(ours, settings)
 
-    said = dog.stdin
-    assert said is not None
+    pipe = process.stdin
+    assert pipe is not None
 
     def empty() -> None:
         with suppress(BlockingIOError):
             ours.recv(4096)
         with suppress(OSError):
-            os.write(said.fileno(), b".")
+            os.write(pipe.fileno(), b".")
 
     before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
     loop.add_reader(ours, empty)
@@ -145,8 +145,8 @@ async def watched(settings: Settings) -> AsyncIterator[None]:
         written.close()
         faulthandler.unregister(signal.SIGVTALRM)
         # The watchdog ends when its pipe closes.
-        said.close()
-        dog.wait()
+        pipe.close()
+        process.wait()
 
 
 def _start_watchdog(peeked: socket.socket, settings: Settings) -> subprocess.Popen[bytes]:

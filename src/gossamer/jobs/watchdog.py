@@ -104,11 +104,11 @@ def watch(pid: int, peeked: socket.socket, emptied: int, hang_seconds: float) ->
 def end(pid: int, why: str, seconds: float) -> None:
     """Report why, and kill the process."""
     if why == "hang":
-        said = (
+        message = (
             f"error: a page has blocked this process in C code for {seconds:.0f} s, which cannot be interrupted\n"
             "hint: run the command again to resume; the page is then parsed in a separate process. Stack:\n"
         )
-        os.write(2, said.encode())
+        os.write(2, message.encode())
         # `faulthandler` in that process prints the Python stack at this signal.
         os.kill(pid, signal.SIGVTALRM)
         time.sleep(1.0)

@@ -326,9 +326,11 @@ async def join_fleet(
                 else:
                     signals(engine.stop)
                     ways = watched(frontier.settings)
-                pulse = Heartbeat(worker=name, region=region, shards=shards)
-                heart = HeartbeatSender(frontier, engine, heartbeat=pulse, clock=clock, places=places, refused=refused)
-                async with ways, heartbeats(heart):
+                heartbeat = Heartbeat(worker=name, region=region, shards=shards)
+                sender = HeartbeatSender(
+                    frontier, engine, heartbeat=heartbeat, clock=clock, places=places, refused=refused
+                )
+                async with ways, heartbeats(sender):
                     state = await engine.run()
         finally:
             await store.aclose()
@@ -344,7 +346,7 @@ async def finish_abandoned_archives(frontier: FleetFrontier, settings: Settings,
 
     Each worker that ends with the job tries; files of workers that are still alive are left alone."""
     try:
-        live = [pulse.worker for pulse in await frontier.workers() if is_live(pulse)]
+        live = [one.worker for one in await frontier.workers() if is_live(one)]
     except Unavailable as error:
         log.warning("cannot finish the WARC files that killed workers left open: %s", error)
         return
@@ -451,15 +453,15 @@ class Standby:
 
     async def run(self) -> None:
         """Work whenever the job is running or paused, until a signal ends this worker."""
-        said = ""
+        logged = ""
         async with leaving(lambda _: self._leave()), self._health.kept():
             while not self._leaving.is_set():
                 wait = await self._why_wait()
                 if not wait:
                     await self._work()
-                elif wait != said:
+                elif wait != logged:
                     standby_log.info("waiting: %s", wait)
-                said = wait
+                logged = wait
                 if not self._leaving.is_set():
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._leaving.wait(), _LOOK_SECONDS)
