@@ -280,7 +280,7 @@ from gossamer.settings import build
 async def main():
     downloader = BrowserDownloader(build({}), SystemClock())
     document = Response(url="http://a.test/", status=200, body=b"<p>x", headers=(("content-type", "text/html"),))
-    await downloader.show(Request(document.url), document)
+    await downloader.render(Request(document.url), document)
     print(next(iter(downloader.browsers._all)).pid, flush=True)
     await asyncio.sleep(3600)
 asyncio.run(main())
