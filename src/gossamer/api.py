@@ -106,10 +106,13 @@ class Pages:
 
     def to_arrow(self, what: Literal["pages", "items"] = "pages", *, all_visits: bool = False) -> pyarrow.Table:
         """The pages or items as a PyArrow table; runs the crawl to its end if it has not started."""
+        # First: a missing package must not be reported only after a long crawl.
+        _need_pyarrow()
         return self._results(items=_is_items(what), all_visits=all_visits).to_arrow()
 
     def to_pandas(self, what: Literal["pages", "items"] = "pages", *, all_visits: bool = False) -> pandas.DataFrame:
         """The pages or items as a pandas DataFrame; runs the crawl to its end if it has not started."""
+        _need_pandas()
         return self._results(items=_is_items(what), all_visits=all_visits).to_pandas()
 
     async def __aiter__(self) -> AsyncGenerator[Page]:
@@ -178,7 +181,6 @@ class Pages:
     async def _crawl(self, show: Callable[[ProgressFigures], None] | None) -> AsyncGenerator[Page]:
         if self._state != "not started":
             raise GossamerError("this crawl has run already", hint="call gossamer.crawl() again, or use .results()")
-        self._state = "running"
         ready: asyncio.Queue[Page | None] = asyncio.Queue(_AHEAD)
 
         def deliver(parse: Parse) -> Parse:
@@ -191,8 +193,9 @@ class Pages:
             return parse_and_deliver
 
         self._spider.parse_middleware = [deliver, *self._spider.parse_middleware]
-        self._collected.begin()
         run = LocalRun(self._folder, self._settings, self._seeds, spider=self._spider, stats=self._collected)
+        self._state = "running"
+        self._collected.begin()
 
         async def work() -> RunSummary:
             try:
@@ -214,6 +217,8 @@ class Pages:
                 await asyncio.sleep(0.01)
             if sampling is not None:
                 sampling.cancel()
+            # The caller may use the spider for another crawl.
+            self._spider.parse_middleware = [one for one in self._spider.parse_middleware if one is not deliver]
             await asyncio.gather(working, *([sampling] if sampling else []), return_exceptions=True)
             failed = working.cancelled() or working.exception() is not None
             counts = None if failed else working.result().counts
@@ -386,10 +391,9 @@ class Results:
 
         Pages have the columns of the `parquet` sink. Items have one column per field name. If the values of a field
         have types that cannot share a column, the column contains JSON."""
-        try:
-            import pyarrow as pa
-        except ImportError as error:
-            raise unusable("parquet", "a table", error) from error
+        _need_pyarrow()
+        import pyarrow as pa
+
         from gossamer.storage import parquet_files as files
 
         if self._items:
@@ -405,10 +409,7 @@ class Results:
 
     def to_pandas(self) -> pandas.DataFrame:
         """The results as a pandas DataFrame, with the columns of `to_arrow`."""
-        try:
-            import pandas  # noqa: F401
-        except ImportError as error:
-            raise ConfigError("a data frame needs pandas: not installed", hint="pip install pandas") from error
+        _need_pandas()
         return self.to_arrow().to_pandas()
 
     def _records(self) -> Iterator[Record]:
@@ -420,6 +421,21 @@ class Results:
                 yield from map(msgspec.to_builtins, record.items)
         else:
             yield from map(msgspec.json.decode, self._source.items())
+
+
+def _need_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise unusable("parquet", "a table", error) from error
+
+
+def _need_pandas() -> None:
+    try:
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("a DataFrame needs pandas: not installed", hint="pip install pandas") from error
+    _need_pyarrow()
 
 
 def _column(values: list[Any]) -> pyarrow.Array:

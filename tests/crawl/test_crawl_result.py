@@ -193,6 +193,26 @@ def test_tables_run_the_crawl_and_may_be_read_again(web: SimWeb) -> None:
     assert 'what="items"' in error.value.hint
 
 
+def test_a_missing_package_is_reported_before_the_crawl(web: SimWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = gossamer.crawl(*web.seeds, **QUICK)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(gossamer.ConfigError, match="needs pandas"):
+        pages.to_pandas()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(gossamer.ConfigError, match="needs pyarrow"):
+        pages.to_arrow()
+    assert pages.summary.state == "not started"
+
+
+def test_one_spider_object_may_run_several_crawls() -> None:
+    """In a notebook, the spider is made in one cell, and the cell of the crawl is run again."""
+    spider = Titles()
+    with SimWeb(sites=1, pages_per_site=80, page_bytes=2000) as large:
+        for _ in range(2):
+            assert len(list(gossamer.crawl(*large.seeds, spider=spider, **QUICK))) == 80
+    assert list(spider.parse_middleware) == []
+
+
 def test_tables_have_redirects_and_failures_and_what_was_fetched_before_leaving(site: RawWeb, web: SimWeb) -> None:
     site.answers |= {
         "/": reply("<a href=/moved>a</a><a href=/none>b</a>"),
