@@ -109,7 +109,7 @@ def test_status_shows_workers_that_run_died_and_left(server: RedisServer, tmp_pa
             until(lambda: [1 for pulse in status(server, "seen")["workers"] if pulse["silent"] > EVERY_SECONDS + 1])
             shown = gossamer(server, "status", "seen").stdout
             assert "alpha" not in shown
-            assert "1 left in good order" in shown
+            assert "1 exited normally" in shown
         finally:
             for process in (first, second):
                 process.kill()

@@ -132,7 +132,7 @@ def test_a_new_job_does_not_begin_where_another_has_stored_pages(gossamer: Site,
     frontier.rename(gossamer.folder / "lost")
     for command in ("crawl", "submit"):
         said = gossamer(command, *of(web, "shop"), code=2).stderr
-        assert "results/shop has pages of another job" in said
+        assert "results/shop contains pages of another job" in said
         assert not frontier.exists()
     (gossamer.folder / "lost").rename(frontier)
     assert "finished before this run" in gossamer("crawl", *of(web, "shop")).stderr
