@@ -252,6 +252,8 @@ def test_everything_works_inside_a_running_event_loop(web: SimWeb) -> None:
         pages = gossamer.crawl(*web.seeds, **QUICK)
         awaited = gossamer.crawl(*web.seeds, **QUICK)
         count = len([page async for page in awaited])
+        in_thread = gossamer.crawl(*web.seeds, **QUICK)
+        assert len(await asyncio.to_thread(in_thread.to_pandas)) == 20
         return len(pages.to_pandas()), count + len(awaited.to_pandas())
 
     assert asyncio.run(cell()) == (20, 40)
