@@ -231,7 +231,7 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         beat(frontier, job, left=True)
         assert f"{lost} of {sum(before.values())} stored pages" in failed.stderr
         assert not failed.stdout
-        assert f"hint: gossamer repair {job}" in failed.stderr
+        assert f"queue them again with: gossamer repair {job}" in failed.stderr
         machine.run("export", str(shared), "--format", "urls", code=1)
         assert len(machine.urls(job, "--incomplete")) == sum(before.values()) - lost
 
