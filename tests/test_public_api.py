@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -81,3 +82,20 @@ def loaded_by(code: str) -> set[str]:
     """The loaded modules of a process that runs this code."""
     asked = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
     return set(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split())
+
+
+def renamed() -> list[tuple[str, str]]:
+    """Return the old names of docs/howto/upgrade.md, each with the module that has it now."""
+    text = (Path(__file__).parents[1] / "docs" / "howto" / "upgrade.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`gossamer\.[^|]*`) \| `([^|`]*)` \|$", text, re.MULTILINE)
+    return [(name, module) for names, module in rows for name in re.findall(r"`([^`]+)`", names)]
+
+
+def test_renamed_modules_are_listed() -> None:
+    assert len(renamed()) > 10
+
+
+@pytest.mark.parametrize(("old", "module"), renamed())
+def test_an_old_name_still_works(old: str, module: str) -> None:
+    place, _, name = old.rpartition(".")
+    assert getattr(importlib.import_module(place), name) is getattr(importlib.import_module(module), name)
