@@ -61,6 +61,7 @@ check: setup-dev ## lint, check types and architecture, and lint the dashboard's
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+	scripts/prose
 	$(BIN)/oxlint --deny-warnings src/gossamer/service/static
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_architecture.py
 

@@ -102,8 +102,8 @@ def proportional_bytes(pid: int) -> int:
 def main() -> None:
     result, *command = sys.argv[1:]
     ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    told: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
+    output: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda *_: output.append(1))
     began = time.monotonic()
     first = subprocess.Popen(command)
     code, peak, sampled, over_at = 0, 0, 0.0, 0.0
@@ -117,7 +117,7 @@ def main() -> None:
         if pid:
             continue
         now = time.monotonic()
-        if told or (over_at and now - over_at > LINGER_SECONDS):
+        if output or (over_at and now - over_at > LINGER_SECONDS):
             for pid in family(os.getpid()):
                 try:
                     os.kill(pid, signal.SIGKILL)

@@ -117,7 +117,7 @@ def side_by_side(server: SqlServer, choice: argparse.Namespace, known: int = 200
     settle(server)
     rates: dict[int, list[float]] = {number: [] for number in choice.clients}
     costs: dict[int, list[float]] = {number: [] for number in choice.clients}
-    told = dict.fromkeys(choice.clients, 0), {number: dict[str, int]() for number in choice.clients}
+    output = dict.fromkeys(choice.clients, 0), {number: dict[str, int]() for number in choice.clients}
     for turn in range(choice.rounds):
         for number in choice.clients:
             words = [sys.executable, __file__, "--client", server.url, "clients", str(seconds)]
@@ -128,13 +128,13 @@ def side_by_side(server: SqlServer, choice: argparse.Namespace, known: int = 200
             pages = sum(int(each[0]) for each in said)
             rates[number].append(pages / seconds)
             costs[number].append((cpu_of(server.pid) - served + sum(float(each[2]) for each in said)) / pages * 1e6)
-            told[0][number] += sum(int(each[1]) for each in said)
+            output[0][number] += sum(int(each[1]) for each in said)
             for name, value in waited(server).items():
-                told[1][number][name] = told[1][number].get(name, 0) + value - waits[name]
+                output[1][number][name] = output[1][number].get(name, 0) + value - waits[name]
     for number in choice.clients:
         print(
             f"{number} clients: {statistics.median(rates[number]):.0f} pages/s, {statistics.median(costs[number]):.0f}"
-            f" us CPU a page; in {choice.rounds} turns {told[0][number]} transactions begun anew, {told[1][number]};"
+            f" us CPU a page; in {choice.rounds} turns {output[0][number]} transactions restarted, {output[1][number]};"
             f" load {os.getloadavg()[0]:.1f}",
             flush=True,
         )

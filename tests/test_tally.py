@@ -38,8 +38,8 @@ def test_the_cpu_of_an_orphan_counts(tmp_path: Path) -> None:
 
 
 def test_a_kill_leaves_no_descendant(tmp_path: Path) -> None:
-    result, told = tmp_path / "cost.json", tmp_path / "pid"
-    code = f"import os, time, pathlib; pathlib.Path({str(told)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    result, output = tmp_path / "cost.json", tmp_path / "pid"
+    code = f"import os, time, pathlib; pathlib.Path({str(output)!r}).write_text(str(os.getpid())); time.sleep(600)"
     command = [
         sys.executable,
         str(TALLY),
@@ -50,12 +50,12 @@ def test_a_kill_leaves_no_descendant(tmp_path: Path) -> None:
     ]
     with subprocess.Popen(command) as process:
         try:
-            while not told.exists() or not told.read_text():
+            while not output.exists() or not output.read_text():
                 assert process.poll() is None
                 time.sleep(0.02)
             process.send_signal(signal.SIGUSR1)
             assert process.wait(120) == 0
         finally:
             process.kill()
-    assert not Path(f"/proc/{told.read_text()}").exists()
+    assert not Path(f"/proc/{output.read_text()}").exists()
     assert json.loads(result.read_text())[3] == -signal.SIGKILL

@@ -80,13 +80,13 @@ def test_usage_error_has_a_hint_and_creates_nothing(arguments: list[str], words:
 
 def test_crawl_summary_goes_to_stderr_only(site: str, tmp_path: Path) -> None:
     done = gossamer("crawl", f"{site}/", "--job", "job/x", *FAST, cwd=tmp_path)
-    told = done.stderr.decode()
-    assert done.returncode == 3, told
+    output = done.stderr.decode()
+    assert done.returncode == 3, output
     assert done.stdout == b""
-    assert told.startswith("finished: nothing is left to fetch")
+    assert output.startswith("finished: nothing is left to fetch")
     for words in ("http-404, as ", "/gone", "1 on another site", "job/x/pages.jsonl", "--user-agent"):
-        assert words in told
-    grep = re.search(r"list failed pages: (.*)", told)
+        assert words in output
+    grep = re.search(r"list failed pages: (.*)", output)
     assert grep is not None
     shown = subprocess.run(["sh", "-c", grep[1]], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert [json.loads(line)["status"] for line in shown.splitlines()] == [404]
@@ -100,10 +100,10 @@ def test_json_output_is_the_only_stdout(site: str, tmp_path: Path) -> None:
 
 def test_stopped_crawl_prints_how_to_resume(site: str, tmp_path: Path) -> None:
     done = gossamer("crawl", f"{site}/", "--job", "job/x", "--max-pages", "2", *FAST, cwd=tmp_path)
-    told = done.stderr.decode()
+    output = done.stderr.decode()
     assert done.returncode == 0
-    assert "reached --max-pages 2" in told
-    assert "gossamer crawl --job job/x --max-pages N" in told
+    assert "reached --max-pages 2" in output
+    assert "gossamer crawl --job job/x --max-pages N" in output
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def test_doctor_names_unsafe_database_settings(maria_server: SqlServer, tmp_path
             "postgresql://127.0.0.1"
         )
         words = ("submit", "http://a.test/", "--job", "weak", "--frontier", postgres.url)
-        told = gossamer(*words, "--sink", f"jsonl:{tmp_path}/results", cwd=tmp_path)
-        assert b"warning: a power cut may lose what was acknowledged" in told.stderr
-        assert b"hint: set fsync = on" in told.stderr
+        output = gossamer(*words, "--sink", f"jsonl:{tmp_path}/results", cwd=tmp_path)
+        assert b"warning: a power cut may lose what was acknowledged" in output.stderr
+        assert b"hint: set fsync = on" in output.stderr
     try:
         maria_server.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
         weak = found(maria_server.url)["durability"]
@@ -97,10 +97,10 @@ def test_doctor_names_unsafe_database_settings(maria_server: SqlServer, tmp_path
 def test_doctor_suggests_fixes_without_passwords(tmp_path: Path) -> None:
     gone = f"redis://:hushhush@127.0.0.1:{free_port()}/0"
     words = ["--json", "--frontier", gone, "--nameservers", f"127.0.0.1:{free_port()}", "--host", "nowhere.test"]
-    told = gossamer("doctor", *words, cwd=tmp_path)
-    lines = {line["subject"]: line for line in map(json.loads, told.stdout.splitlines())}
-    assert told.returncode == 1, told.stderr
-    assert b"hushhush" not in told.stdout + told.stderr
+    output = gossamer("doctor", *words, cwd=tmp_path)
+    lines = {line["subject"]: line for line in map(json.loads, output.stdout.splitlines())}
+    assert output.returncode == 1, output.stderr
+    assert b"hushhush" not in output.stdout + output.stderr
     assert (lines["frontier"]["state"], lines["names"]["state"], lines["python"]["state"]) == ("bad", "bad", "good")
     assert all(lines[name]["mend"] for name in ("frontier", "names"))
 

@@ -104,14 +104,14 @@ def test_progress_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], mo
     monkeypatch.setattr("gossamer.cli.live_view._LINE_SECONDS", 1)
 
     async def listen() -> str:
-        told = ""
+        output = ""
         following = asyncio.create_task(follow(Run()))
-        while told.count("\n") < 2:
+        while output.count("\n") < 2:
             await asyncio.sleep(0.05)
-            told += capfd.readouterr().err
+            output += capfd.readouterr().err
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        return told
+        return output
 
     assert all(line.startswith("progress elapsed=") for line in asyncio.run(listen()).splitlines())
 

@@ -40,8 +40,8 @@ def test_h66_no_log_format_contains_secrets(form: str, text: str, shown: str) ->
     line = LogFormatter(form).format(record(f"lost: {text}", url=text))
     assert "hushhush" not in line
     if form == "json":
-        told = json.loads(line)
-        assert (told["event"], told["url"]) == (f"lost: {shown}", shown)
+        output = json.loads(line)
+        assert (output["event"], output["url"]) == (f"lost: {shown}", shown)
 
 
 @pytest.mark.parametrize("form", ["text", "kv", "json"])
@@ -94,5 +94,5 @@ def test_f63_full_log_disk_only_loses_log_lines(tmp_path: Path) -> None:
         done = gossamer(*full, "crawl", url, "--job", "one", *FAST, cwd=tmp_path)
         assert done.returncode in (0, 3), done.stderr
         assert (tmp_path / "crawls/one/pages.jsonl").read_text()
-        told = gossamer("--log-file", "/no/such/folder/log", "crawl", url, *FAST, cwd=tmp_path)
-        assert (told.returncode, b"--log-file" in told.stderr) == (2, True)
+        output = gossamer("--log-file", "/no/such/folder/log", "crawl", url, *FAST, cwd=tmp_path)
+        assert (output.returncode, b"--log-file" in output.stderr) == (2, True)

@@ -19,8 +19,8 @@ class Hook(BaseHTTPRequestHandler):
     """Records notifications."""
 
     def do_POST(self) -> None:
-        told: list[object] = self.server.told  # type: ignore[attr-defined]
-        told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        output: list[object] = self.server.output  # type: ignore[attr-defined]
+        output.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
         self.end_headers()
 
@@ -30,16 +30,16 @@ class Hook(BaseHTTPRequestHandler):
 
 def test_webhook_and_command_are_notified_of_the_end(tmp_path: Path) -> None:
     with small_site() as url, ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
-        server.told = []  # type: ignore[attr-defined]
+        server.output = []  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        hook, command = f"http://127.0.0.1:{server.server_port}/x?key=hush", f"exec:tee {tmp_path}/told"
+        hook, command = f"http://127.0.0.1:{server.server_port}/x?key=hush", f"exec:tee {tmp_path}/sent"
         done = gossamer("crawl", url, "--job", "one", *FAST, "--notify", hook, "--notify", command, cwd=tmp_path)
         assert done.returncode in (0, 3), done.stderr
         server.shutdown()
-        (told,) = server.told  # type: ignore[attr-defined]
-    assert (told["event"], told["job"]) == ("finished", "one")
-    assert told["pages"] == len((tmp_path / "crawls/one/pages.jsonl").read_text().splitlines())
-    assert json.loads((tmp_path / "told").read_text()) == told
+        (output,) = server.output  # type: ignore[attr-defined]
+    assert (output["event"], output["job"]) == ("finished", "one")
+    assert output["pages"] == len((tmp_path / "crawls/one/pages.jsonl").read_text().splitlines())
+    assert json.loads((tmp_path / "sent").read_text()) == output
 
 
 def test_unreachable_webhook_only_logs_a_warning(tmp_path: Path) -> None:

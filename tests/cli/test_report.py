@@ -38,10 +38,10 @@ def test_report_agrees_with_the_stored_rows(tmp_path: Path) -> None:
     assert f"<b>{len(rows):,}</b><span>pages</span>" in page
     charts = dict(CHART.findall(page))
     for name in ("pages over time", "pages by status", "pages by depth", "pages by size"):
-        told = [
+        output = [
             int(count.replace(",", "")) for count in re.findall(r"<title>[^<]*: ([\d,]+)[^<]*</title>", charts[name])
         ]
-        assert sum(map(int, told)) == len([row for row in rows if row.status or name != "pages by size"]), name
+        assert sum(map(int, output)) == len([row for row in rows if row.status or name != "pages by size"]), name
     again = gossamer("report", "one", "--out", "-", cwd=tmp_path)
     assert CHART.findall(again.stdout.decode()) == CHART.findall(page)
 
@@ -87,16 +87,16 @@ def test_report_memory_is_bounded() -> None:
 
 
 def test_report_without_rows_names_what_is_missing(tmp_path: Path) -> None:
-    told = gossamer("report", "nothing", cwd=tmp_path)
-    assert (told.returncode, b"does not exist" in told.stderr) == (2, True)
+    output = gossamer("report", "nothing", cwd=tmp_path)
+    assert (output.returncode, b"does not exist" in output.stderr) == (2, True)
     folder = tmp_path / "crawls/cut"
     folder.mkdir(parents=True)
     row = msgspec.json.encode(PageRow(url="https://a.example/", status=200, fetched_at=1.0))
     (folder / "pages.jsonl").write_bytes(row + b"\n" + row[:20])
     assert [one.url for one in stored_rows(StoredJob.of(folder))] == ["https://a.example/"]
     (folder / "pages.jsonl").write_bytes(row[:20] + b"\n")
-    told = gossamer("report", "cut", cwd=tmp_path)
-    assert (told.returncode, b"line 1" in told.stderr) == (1, True)
+    output = gossamer("report", "cut", cwd=tmp_path)
+    assert (output.returncode, b"line 1" in output.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("values", [[0.0], [1.0, 0.0], [3.0, 999.0], [1e9, 1.0]])

@@ -23,12 +23,12 @@ def shard(number: int = 0, **regions: RegionView) -> ShardView:
 
 
 def advice(
-    *regions: dict[str, RegionView], queued: int = 1_000_000, pulses: tuple[Heartbeat, ...] = (), **choice: Any
+    *regions: dict[str, RegionView], queued: int = 1_000_000, heartbeats: tuple[Heartbeat, ...] = (), **choice: Any
 ) -> Advice:
     settings: Settings = choice.pop("settings", Settings())
     counts = Counts(queued=queued, leased=choice.pop("leased", 0), job=choice.pop("job", "running"))
     views = [shard(number, **some) for number, some in enumerate(regions)]
-    return advise(counts, views, pulses, settings=settings, **choice)
+    return advise(counts, views, heartbeats, settings=settings, **choice)
 
 
 def ready(count: int) -> dict[str, RegionView]:
@@ -52,12 +52,12 @@ def test_scale_recommends_workers_by_ready_sites() -> None:
 
 def test_scale_uses_the_rate_of_saturated_workers() -> None:
     slow = tuple(Heartbeat(worker=f"w{n}", rate=50.0, load=1.0, fetching=60, active=64) for n in range(3))
-    found = advice(ready(5_000), pulses=slow)
+    found = advice(ready(5_000), heartbeats=slow)
     assert found.is_measured
     assert found.worker_pages_per_second == 50.0
     assert found.workers == 80
     idle = tuple(Heartbeat(worker=f"w{n}", rate=0.5, load=0.01, fetching=0) for n in range(3))
-    assert advice(ready(5_000), pulses=idle).is_measured is False
+    assert advice(ready(5_000), heartbeats=idle).is_measured is False
 
 
 def test_scale_uses_each_sites_own_delay() -> None:
@@ -69,7 +69,7 @@ def test_scale_uses_each_sites_own_delay() -> None:
 def test_scale_slow_responses_need_more_concurrency() -> None:
     waiting = (Heartbeat(worker="w", rate=12.0, load=0.05, fetching=60, active=64),)
     assert measure(waiting).latency == 5.0
-    found = advice(ready(1_200), pulses=waiting, settings=build({"concurrency": 64}))
+    found = advice(ready(1_200), heartbeats=waiting, settings=build({"concurrency": 64}))
     # 1,200 lanes with a page in 6 s each, of which 5 are spent on the wire: 1,000 fetches at once.
     assert found.workers == 16
 
@@ -125,9 +125,9 @@ def test_scale_limits_apply_and_are_named() -> None:
 def test_scale_recommendation_stays_in_bounds(
     lanes: list[int], queued: int, rates: list[tuple[float, float, int]], delay: float
 ) -> None:
-    pulses = tuple(Heartbeat(worker=str(n), rate=r, load=load, fetching=f) for n, (r, load, f) in enumerate(rates))
+    heartbeats = tuple(Heartbeat(worker=str(n), rate=r, load=load, fetching=f) for n, (r, load, f) in enumerate(rates))
     regions = {f"r{number}": RegionView(ready=count) for number, count in enumerate(lanes)}
-    found = advice(regions, queued=queued, pulses=pulses, settings=build({"delay": delay}))
+    found = advice(regions, queued=queued, heartbeats=heartbeats, settings=build({"delay": delay}))
     assert (found.workers > 0) == (sum(lanes) > 0)
     assert found.workers <= sum(lanes)
     assert found.why

@@ -82,8 +82,8 @@ def test_try_crawls_a_small_site_completely(tmp_path: Path) -> None:
 def test_command_suggested_by_try_runs(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=8, page_bytes=3000) as web:
         done = gossamer("try", web.url(0), "--deny", "a b", *LOOK, cwd=tmp_path)
-        told = done.stdout.decode()
-        command = told.strip().splitlines()[-1].removeprefix("next: gossamer ")
+        output = done.stdout.decode()
+        command = output.strip().splitlines()[-1].removeprefix("next: gossamer ")
         assert "--deny 'a b'" in command
         again = subprocess.run(
             ["sh", "-c", f"{Path(__import__('sys').executable)} -m gossamer {command}"],

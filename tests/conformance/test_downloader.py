@@ -236,7 +236,7 @@ def test_connections_are_kept_and_shared_by_nobody(kind: str) -> None:
     run(kind, test)
 
 
-def test_a_connection_that_the_server_let_go_in_silence_is_told_apart_and_met_twice_at_most(kind: str) -> None:
+def test_a_stale_connection_is_recognized_and_retried_at_most_twice(kind: str) -> None:
     """It answers one request a connection, says nothing of that, and is gone when the next one comes."""
     asked: list[str] = []
 
@@ -975,7 +975,7 @@ def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list
         answer = await downloader.fetch(Request(url=f"http://127.0.0.1:{quick}/index.json"))
         return [str(path) for path in json.loads(answer.body)]
 
-    async def crowd(downloader: Downloader) -> None:
+    async def burst(downloader: Downloader) -> None:
         paths = [path for path in await index(downloader) if not path.startswith(("/live/", "/bomb/"))]
         for start in range(0, len(paths), 50):
             async with asyncio.timeout(2 + 3):
@@ -996,7 +996,7 @@ def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list
         "max_decoded_bytes": 2_000_000,
         "partial": "refuse",
     }
-    run(kind, crowd, fetch_seconds=2, **limits)
+    run(kind, burst, fetch_seconds=2, **limits)
     # What ends by another limit than time gets the time it takes on a busy machine.
     run(kind, live, fetch_seconds=20, **limits)
     assert len(found) > 550

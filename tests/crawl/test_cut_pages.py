@@ -54,8 +54,8 @@ def test_links_beyond_the_limit_show_in_every_report(tmp_path: Path, workers: st
 
     story = json.loads(gossamer("why", home, "--job", str(folder), "--json").stdout)
     assert story["cut"] == CUT
-    told = gossamer("why", home, "--job", str(folder)).stdout
-    assert "max_links dropped 20 links (raise --max-links)" in " ".join(told.split())
+    output = gossamer("why", home, "--job", str(folder)).stdout
+    assert "max_links dropped 20 links (raise --max-links)" in " ".join(output.split())
     dropped = " ".join(gossamer("why", f"{home}25", "--job", str(folder)).stdout.split())
     assert "1 page had more links than max_links" in dropped
     dropped = " ".join(gossamer("why", f"{home}25", "--job", str(folder), "--from", home).stdout.split())
@@ -120,7 +120,7 @@ def test_a_fleet_reports_its_truncated_pages(tmp_path: Path, place: str, request
             [*COMMAND, "crawl", at, "--job", job, "--frontier", frontier, *options],
             capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
         )  # fmt: skip
-        told = subprocess.run(
+        output = subprocess.run(
             [*COMMAND, "status", job, "--frontier", frontier, "--json"],
             capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
         )  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_fleet_reports_its_truncated_pages(tmp_path: Path, place: str, request
     if place == "redis":
         # On a folder nothing stays of a worker that has left.
         assert "not followed: 10 on another site" in done.stderr
-    assert json.loads(told.stdout)["cut"]["reasons"]["max_links"]["lost"] == 20
+    assert json.loads(output.stdout)["cut"]["reasons"]["max_links"]["lost"] == 20
     assert "1 page had more links than max_links" in " ".join(why.stdout.split())
     exported = [json.loads(line) for path in tmp_path.rglob("pages.jsonl") for line in path.open()]
     assert [line["cut"] for line in exported if line.get("cut")] == [CUT]

@@ -145,12 +145,12 @@ def test_f65_pod_waits_works_and_stops_within_its_grace_period(server: RedisServ
         assert pod.gone() == 0, pod.said
         # The last word stays in the file: without it the pod would have been ready until its end.
         assert not pod.probe("readinessProbe")
-        counts, pulses = seen(server)
+        counts, heartbeats = seen(server)
         pages = [entry for entry in web.log() if entry.target != "/robots.txt"]
         assert counts.leased == 0
         assert counts.stored == len(pages)
-        assert max(pulse.memory_bytes for pulse in pulses) < MOST_BYTES
-        assert [(pulse.worker, pulse.left) for pulse in pulses] == [(pod.name, True)]
+        assert max(heartbeat.memory_bytes for heartbeat in heartbeats) < MOST_BYTES
+        assert [(heartbeat.worker, heartbeat.left) for heartbeat in heartbeats] == [(pod.name, True)]
 
 
 @pytest.mark.long
@@ -162,7 +162,7 @@ def test_f65_pinned_pod_restarts_with_its_name_and_shards(server: RedisServer, t
         submit(server, tmp_path, web.seeds, "--shards", "5")
         workers.scale(one(objects, "StatefulSet")["spec"]["replicas"])
         until(lambda: len(web.log()) > 24, workers.pods[0].said)
-        assert {pulse.shards for pulse in seen(server)[1]} == {"0-1/5", "2-4/5"}
+        assert {heartbeat.shards for heartbeat in seen(server)[1]} == {"0-1/5", "2-4/5"}
         workers.replace(workers.pods[0])
         workers.pods[0].until_ready()
         until(lambda: is_finished(server), workers.pods[0].said)
@@ -264,7 +264,7 @@ def test_f22_f66_autoscaling_to_zero_and_back_loses_nothing(server: RedisServer,
         service.scale(0)
         nothing_is_lost(web, tmp_path, gate.url)
         assert not web.judge().repeated
-        assert max(pulse.memory_bytes for pulse in seen(server)[1]) < MOST_BYTES
+        assert max(heartbeat.memory_bytes for heartbeat in seen(server)[1]) < MOST_BYTES
     assert len(set(workers.names)) >= 20
     assert set(workers.codes) == {0}
     assert service.codes == [0]
@@ -308,7 +308,10 @@ def test_f24_rolling_update_on_one_frontier(server: RedisServer, tmp_path: Path)
             pod.until_ready()
         gossamer(server, "add", "shop", *web.seeds[8:])
         both = {VERSION, "99.0"}
-        until(lambda: {pulse.version for pulse in seen(server)[1] if pulse.pages} == both, lambda: new.pods[0].said)
+        until(
+            lambda: {heartbeat.version for heartbeat in seen(server)[1] if heartbeat.pages} == both,
+            lambda: new.pods[0].said,
+        )
         old.scale(0)
         until(lambda: is_finished(server), lambda: new.pods[0].said)
         new.scale(0)

@@ -7,6 +7,6 @@ from gossamer.errors import OutOfMemory
 
 
 def test_out_of_memory_is_not_blamed_on_the_server() -> None:
-    told = translate(MemoryError(), "a.example")
-    assert isinstance(told, OutOfMemory)
-    assert (told.kind, str(told)) == ("memory", "a.example: out of memory while reading the response")
+    output = translate(MemoryError(), "a.example")
+    assert isinstance(output, OutOfMemory)
+    assert (output.kind, str(output)) == ("memory", "a.example: out of memory while reading the response")

@@ -118,7 +118,7 @@ def test_first_address_to_connect_wins(port: int) -> None:
 
 
 def test_exchange_that_fails_while_cancelled_is_not_logged(port: int) -> None:
-    told: list[object] = []
+    output: list[object] = []
 
     async def exchange() -> None:
         try:
@@ -127,7 +127,7 @@ def test_exchange_that_fails_while_cancelled_is_not_logged(port: int) -> None:
             raise ConnectionError("too late")
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: output.append(context))
         async with await asyncio.start_server(answer, "127.0.0.83", port):
             with pytest.raises(BetterAddress):
                 await race_addresses(exchange(), [HOLES[0], "127.0.0.83"], port, seconds=5)
@@ -135,4 +135,4 @@ def test_exchange_that_fails_while_cancelled_is_not_logged(port: int) -> None:
         gc.collect()
 
     asyncio.run(main())
-    assert told == []
+    assert output == []

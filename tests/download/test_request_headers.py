@@ -75,8 +75,8 @@ def test_stored_request_headers_omit_secrets(monkeypatch: pytest.MonkeyPatch) ->
     own = made.for_request(Request(url="https://in.test/", headers={"x-more": f"k={secret('TOKEN')}", "x-plain": "y"}))
     assert own is not None
     assert own["x-more"] == "k=t0ken"
-    told = dict(made.storable(own))
-    assert [told[name] for name in ("x-key", "x-own", "x-more", "x-plain")] == ["withheld"] * 3 + ["y"]
+    output = dict(made.storable(own))
+    assert [output[name] for name in ("x-key", "x-own", "x-more", "x-plain")] == ["withheld"] * 3 + ["y"]
     assert "t0ken" not in str(made.storable(None))
 
 

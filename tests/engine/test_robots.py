@@ -419,7 +419,7 @@ def test_answer_is_good_for_its_time() -> None:
     assert is_due(None, NOW)
     assert not is_due(state, NOW + DAY - 1)
     assert is_due(state, NOW + DAY)
-    assert is_due(state, NOW - DAY), "a clock that went back does not keep a file for ever"
+    assert is_due(state, NOW - DAY), "a clock that went back does not keep a file forever"
 
 
 @pytest.mark.parametrize("status", [429, 500, None])

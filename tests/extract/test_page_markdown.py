@@ -179,7 +179,7 @@ def test_long_table_keeps_all_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("html", "text", "digest", "likeness"),
+    ("html", "text", "digest", "fingerprint"),
     [
         (
             "<title>t</title><nav>menu one</nav><main><h1>The heading</h1><p>Some words <b>of</b> a page, which<br>"
@@ -198,10 +198,10 @@ def test_long_table_keeps_all_rows() -> None:
         ),
     ],
 )
-def test_fingerprints_of_older_jobs_stay_comparable(html: str, text: str, digest: str, likeness: int) -> None:
+def test_fingerprints_of_older_jobs_stay_comparable(html: str, text: str, digest: str, fingerprint: int) -> None:
     """Text, digest and SimHash as they were stored when lexbor parsed the pages."""
     found = main_text(page(html).tree)
-    assert (found, text_digest(found), simhash(found)) == (text, digest, likeness)
+    assert (found, text_digest(found), simhash(found)) == (text, digest, fingerprint)
 
 
 def test_an_image_without_src_is_the_first_candidate_of_its_srcset() -> None:

@@ -83,7 +83,7 @@ def test_status_shows_workers_that_run_died_and_left(server: RedisServer, tmp_pa
         try:
             until(lambda: sum(found["rate"] > 0 for found in status(server, "seen")["workers"]) == 2)
             found = json.loads(gossamer(server, "status", "seen", "--json").stdout)
-            alpha, beta = sorted(found["workers"], key=lambda pulse: pulse["worker"])
+            alpha, beta = sorted(found["workers"], key=lambda one_heartbeat: one_heartbeat["worker"])
             assert (alpha["worker"], alpha["region"], alpha["pid"], alpha["live"]) == ("alpha", "eu", first.pid, True)
             assert (beta["worker"], beta["region"], beta["host"]) == ("beta", "", os.uname().nodename)
             assert alpha["memory_bytes"] > 10_000_000
@@ -102,11 +102,17 @@ def test_status_shows_workers_that_run_died_and_left(server: RedisServer, tmp_pa
             first.wait(20)
             second.kill()
             second.wait(60)
-            left = {pulse["worker"]: pulse for pulse in status(server, "seen")["workers"]}
+            left = {one_heartbeat["worker"]: one_heartbeat for one_heartbeat in status(server, "seen")["workers"]}
             assert left["alpha"]["left"]
             assert not left["alpha"]["live"]
             assert left["beta"]["live"], "nobody can know yet"
-            until(lambda: [1 for pulse in status(server, "seen")["workers"] if pulse["silent"] > EVERY_SECONDS + 1])
+            until(
+                lambda: [
+                    1
+                    for one_heartbeat in status(server, "seen")["workers"]
+                    if one_heartbeat["silent"] > EVERY_SECONDS + 1
+                ]
+            )
             shown = gossamer(server, "status", "seen").stdout
             assert "alpha" not in shown
             assert "1 exited normally" in shown
@@ -215,11 +221,11 @@ def test_warnings_name_what_no_worker_takes() -> None:
 def _large() -> dict[str, Any]:
     """A fleet of 500 workers, 256 shards and 100 sites, with names that a terminal must not obey."""
     evil = "\x1b[2Jevil"
-    pulses = [
-        {**{name: getattr(pulse, name) for name in Heartbeat.__struct_fields__}, "live": number != 7}
+    all_heartbeats = [
+        {**{name: getattr(one_heartbeat, name) for name in Heartbeat.__struct_fields__}, "live": number != 7}
         for number in range(500)
         if (
-            pulse := Heartbeat(
+            one_heartbeat := Heartbeat(
                 worker=f"w{number}{evil}", region="eu", host=evil * 20, pages=10**9, rate=number, silent=3
             )
         )
@@ -234,7 +240,7 @@ def _large() -> dict[str, Any]:
     ] * 100  # fmt: skip
     region = {"ready": 1, "later": 2, "soon": 0, "due_in": None, "workers": 499, "rate": 1.0}
     return {
-        "state": "running", "counts": counts, "rate": 1.5, "workers": pulses, "sites": sites,
+        "state": "running", "counts": counts, "rate": 1.5, "workers": all_heartbeats, "sites": sites,
         "regions": {"": region, "eu": region}, "shards": shards, "warnings": [],
     }  # fmt: skip
 

@@ -192,7 +192,7 @@ class BlindSuite(FrontierSuite):
     __test__ = False
     test_p4_tokens_grow_over_what_was_forgotten = None  # type: ignore[assignment]
     test_p5_a_forgotten_lease_ends_before_its_site_is_leased_again = None  # type: ignore[assignment]
-    test_p7_whoever_asks_is_told_that_the_store_may_have_forgotten = None  # type: ignore[assignment]
+    test_p7_run_changes_after_the_store_may_have_forgotten = None  # type: ignore[assignment]
 
 
 class TestFewRights(BlindSuite):

@@ -102,8 +102,8 @@ async def member(url: str, folder: Path, region: str, seen: dict[str, RegionCont
     async with build_worker(
         frontier, store, settings=settings, secret=frontier.secret, clock=clock, places=places
     ) as engine:
-        pulse = Heartbeat(worker=region, region=region)
-        async with heartbeats(HeartbeatSender(frontier, engine, heartbeat=pulse, clock=clock, places=places)):
+        one_heartbeat = Heartbeat(worker=region, region=region)
+        async with heartbeats(HeartbeatSender(frontier, engine, heartbeat=one_heartbeat, clock=clock, places=places)):
             await engine.run()
     await store.aclose()
     await frontier.aclose()
@@ -127,10 +127,10 @@ async def crawl(server: RedisServer, web: SimWeb, folder: Path) -> dict[str, dic
             # Their first look was at the start; the next one comes when this is over.
             places.live = frozenset(seen)
         await frontier.steer("running")
-    told = {name: await frontier.site(name) for name in {entry.site for entry in web.log()}}
+    output = {name: await frontier.site(name) for name in {entry.site for entry in web.log()}}
     await frontier.aclose()
     far.close()
-    return {name: (site or {})["memo"]["connect"] for name, site in told.items()}
+    return {name: (site or {})["memo"]["connect"] for name, site in output.items()}
 
 
 def run_apart(folder: Path) -> None:
@@ -198,16 +198,16 @@ def test_what_connecting_takes_is_known_of_open_connections_and_costs_little(mon
         return {"192.0.2.1": 0.1}
 
     monkeypatch.setattr(regions, "_round_trips", slow_look)
-    told = RoundTrips(clock)
-    assert told.seconds("", otherwise=0.3) == 0.3, "behind a proxy"
+    output = RoundTrips(clock)
+    assert output.seconds("", otherwise=0.3) == 0.3, "behind a proxy"
     assert not looks
-    while (other := told.seconds("192.0.2.2", otherwise=0.3)) is not None:
+    while (other := output.seconds("192.0.2.2", otherwise=0.3)) is not None:
         assert other == 0.3
     assert len(looks) == 3
-    assert told.seconds("192.0.2.1", otherwise=0.3) == 0.1
+    assert output.seconds("192.0.2.1", otherwise=0.3) == 0.1
     for _ in range(1000):
         clock.now += 0.1
-        told.seconds("192.0.2.2", otherwise=0.3)
+        output.seconds("192.0.2.2", otherwise=0.3)
     assert len(looks) < 30
 
 

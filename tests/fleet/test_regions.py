@@ -110,9 +110,9 @@ class Member:
         async with build_worker(
             frontier, store, settings=settings, secret=frontier.secret, clock=clock, places=self.places
         ) as self.engine:
-            pulse = Heartbeat(worker=self._name, region=self.region)
+            one_heartbeat = Heartbeat(worker=self._name, region=self.region)
             heart = HeartbeatSender(
-                frontier, self.engine, heartbeat=pulse, clock=clock, places=self.places, every=BEAT_SECONDS
+                frontier, self.engine, heartbeat=one_heartbeat, clock=clock, places=self.places, every=BEAT_SECONDS
             )
             async with heartbeats(heart):
                 await self.engine.run()

@@ -86,9 +86,9 @@ class Job:
         await sink.write([
             Record(key=one.key, token=lease.token, page=row) for one, row in zip(some, rows, strict=True)
         ])  # fmt: skip
-        told = {"status": "done", "code": 200, **outcome}
+        output = {"status": "done", "code": 200, **outcome}
         await fleet.complete([
-            Outcome(site=lease.site, lane=lease.lane, token=lease.token, key=one.key, **told) for one in some
+            Outcome(site=lease.site, lane=lease.lane, token=lease.token, key=one.key, **output) for one in some
         ])  # fmt: skip
 
     def lose(self, worker: str) -> None:
@@ -310,14 +310,14 @@ def test_many_thousand_pages_are_repaired_in_parts(place: str, request: pytest.F
             while done < len(found):
                 grant = await fleet.lease(30, batch=500, seconds=30.0)
                 for lease in grant.leases:
-                    told: dict[str, Any] = {
+                    output: dict[str, Any] = {
                         "site": lease.site,
                         "lane": lease.lane,
                         "token": lease.token,
                         "status": "done",
                         "code": 200,
                     }
-                    await fleet.complete([Outcome(key=one.key, **told) for one in lease.requests])
+                    await fleet.complete([Outcome(key=one.key, **output) for one in lease.requests])
                     done += len(lease.requests)
         finally:
             await fleet.aclose()

@@ -142,7 +142,7 @@ def test_a_worker_without_the_results_folder_is_refused_and_stores_nothing(
         assert len(machine.urls(job)) == 12
 
 
-def test_a_second_machine_with_a_folder_of_its_own_is_refused_unless_told_otherwise(
+def test_a_second_machine_with_its_own_folder_is_refused_without_an_option(
     redis_server: object, job: str, tmp_path: Path
 ) -> None:
     frontier = str(redis_server.url)  # type: ignore[attr-defined]

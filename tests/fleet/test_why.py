@@ -115,9 +115,9 @@ def test_why_and_audit_cover_every_url_and_request(place: str, tmp_path: Path) -
     kinds = ("calendar", "robots-part", "resets")
     with SimWeb(sites=3, pages_per_site=6, kinds=kinds, page_bytes=1500) as web:
         calendar, private, _ = web.seeds
-        told = asyncio.run(ask(web))
-    log = told["log"]
-    done, seed = told["done"], told["seed"]
+        output = asyncio.run(ask(web))
+    log = output["log"]
+    done, seed = output["done"], output["seed"]
     assert (done["state"], done["depth"] > 0, done["waits"]) == ("done", True, None)
     assert done["referrer"].startswith(private)
     assert [(one["status"], bool(one["worker"])) for one in done["attempts"]] == [(200, True)]
@@ -125,42 +125,42 @@ def test_why_and_audit_cover_every_url_and_request(place: str, tmp_path: Path) -
     assert "each page is visited once" in done["next"]["words"]
     assert rule(seed, "seed")["allows"]
 
-    assert told["robots"]["state"] == "skipped"
-    assert "Disallow: /private/" in rule(told["robots"], "robots")["words"]
-    assert not rule(told["robots"], "robots")["allows"]
-    assert told["robots"]["referrer"] == private
+    assert output["robots"]["state"] == "skipped"
+    assert "Disallow: /private/" in rule(output["robots"], "robots")["words"]
+    assert not rule(output["robots"], "robots")["allows"]
+    assert output["robots"]["referrer"] == private
 
-    failed, came = told["broken"]["attempts"]
-    assert failed["error"] in ("connect", "protocol"), "tries that failed are told too"
+    failed, came = output["broken"]["attempts"]
+    assert failed["error"] in ("connect", "protocol"), "failed tries are listed too"
     assert came["status"] == 200
 
-    assert told["asleep"]["state"] == "skipped"
-    asleep = rule(told["asleep"], "asleep")
+    assert output["asleep"]["state"] == "skipped"
+    asleep = rule(output["asleep"], "asleep")
     assert asleep["evidence"]["copies"] == 6
     assert asleep["evidence"]["since"] != asleep["evidence"]["example"]
     assert {urls.origin(asleep["evidence"][name]) + "/" for name in ("since", "example")} == {calendar}
 
     for name, reason in (("deny", "deny"), ("scope", "scope"), ("from", "scope")):
-        assert (told[name]["seen"], rule(told[name], reason)["allows"]) == (False, False), name
-    assert not told["never"]["seen"]
-    assert all(one["allows"] for one in told["never"]["rules"])
+        assert (output[name]["seen"], rule(output[name], reason)["allows"]) == (False, False), name
+    assert not output["never"]["seen"]
+    assert all(one["allows"] for one in output["never"]["rules"])
 
     seen = Counter(entry.url for entry in log)
-    listed = [one for site in {entry.site for entry in log} for one in told[site]["requests"]]
+    listed = [one for site in {entry.site for entry in log} for one in output[site]["requests"]]
     assert Counter(one["url"] for one in listed) == seen
     assert sum(urls.path_query(url) == "/robots.txt" for url in seen) == 3
     for site in {entry.site for entry in log}:
         entries = sorted((entry for entry in log if entry.site == site), key=lambda entry: entry.arrived_at)
-        for entry, one in zip(entries, told[site]["requests"], strict=True):
+        for entry, one in zip(entries, output[site]["requests"], strict=True):
             assert (entry.url, entry.status) == (one["url"], one["status"])
             assert one["at"] - 0.005 <= entry.arrived_at
             assert entry.headers_at <= one["at"] + one["latency"] + 0.005 or not entry.status
             assert one["rule"] in ("robots.txt itself", "no matching rule") or one["rule"].startswith("Allow: /")
-        at = [one["at"] for one in told[site]["requests"]]
-        gaps = [one["gap"] for one in told[site]["requests"]]
+        at = [one["at"] for one in output[site]["requests"]]
+        gaps = [one["gap"] for one in output[site]["requests"]]
         assert gaps == [None, *(pytest.approx(later - earlier, abs=0.001) for earlier, later in pairwise(at))]
-        assert told[site]["too_short"] == 0
-    assert told[urls.host_port(private)]["kept_back"]["robots"] > 0
+        assert output[site]["too_short"] == 0
+    assert output[urls.host_port(private)]["kept_back"]["robots"] > 0
 
 
 @dataclass
@@ -304,8 +304,8 @@ def test_the_commands_speak_to_people_and_to_programs(tmp_path: Path, monkeypatc
     said = gossamer("why", seed)
     assert said.startswith(seed)
     assert "As a seed." in said
-    told = json.loads(gossamer("why", seed, "--json"))
-    assert (told["state"], told["job_state"]) == ("done", "finished"), "the word of the dashboard"
+    output = json.loads(gossamer("why", seed, "--json"))
+    assert (output["state"], output["job_state"]) == ("done", "finished"), "the word of the dashboard"
     assert json.loads(gossamer("why", host, "--json"))["url"] == seed, "http is thought of too"
     listed = gossamer("audit", host).splitlines()
     assert "7 requests" in listed[0]
@@ -374,10 +374,10 @@ def test_a_running_crawl_is_asked_through_its_owner(tmp_path: Path) -> None:
         async with open_job(str(tmp_path)) as asked:
             assert await read_state(asked) == "running"
             waiting = web.url(0, web.plan.path(0, 1))
-            told = [await url_history(asked, url, now=time.time()) for url in (web.seeds[0], waiting)]
+            output = [await url_history(asked, url, now=time.time()) for url in (web.seeds[0], waiting)]
         crawl.stop("test")
         await running
-        return told
+        return output
 
     with SimWeb(sites=1, pages_per_site=20, links_per_page=30, page_bytes=1500) as web:
         seed, waiting = asyncio.run(play(web))

@@ -376,7 +376,7 @@ def test_a_visitor_can_add_count_and_control_but_not_lease(tmp_path: Path) -> No
         assert await drain(worker) == [1, 2]
         assert (await visitor.counts()).finished
         assert owners(visitor) == [0]
-        assert [pulse.worker for pulse in await visitor.workers()] == ["worker"]
+        assert [heartbeat.worker for heartbeat in await visitor.workers()] == ["worker"]
         await worker.aclose()
         counts = await visitor.counts()
         assert (counts.done, counts.finished) == (2, True)

@@ -47,8 +47,8 @@ def test_a_visitor_sees_the_queues_of_all_workers_of_the_dead_and_of_those_that_
             )
 
         await worker.beat(Heartbeat(worker="worker"))
-        assert same(await queues(visitor)), "of a worker that lives, as it told"
-        told = list((visitor.owner.share.root / "told").iterdir())
+        assert same(await queues(visitor)), "of a live worker, as it reported"
+        output = list((visitor.owner.share.root / "told").iterdir())
         worker.owner.abort()
         harness.clock.advance(60.0)
         await visitor.owner.look()
@@ -63,7 +63,7 @@ def test_a_visitor_sees_the_queues_of_all_workers_of_the_dead_and_of_those_that_
         await heir.aclose()
         harness.clock.advance(1.25)
         assert same(await queues(visitor)), "of one that left"
-        assert list((visitor.owner.share.root / "told").iterdir()) == told
+        assert list((visitor.owner.share.root / "told").iterdir()) == output
         await visitor.aclose()
 
     asyncio.run(run())

@@ -86,7 +86,7 @@ def test_adaptive_delay_is_never_under_its_floor(previous: float, latency: float
     assert policy.adaptive_delay(previous, latency=latency, status=status, floor=floor) >= floor
 
 
-def test_adaptive_delay_follows_latency_and_backs_off_when_told() -> None:
+def test_adaptive_delay_follows_latency_and_backs_off_on_429() -> None:
     def delay(previous: float, latency: float, status: int = 200) -> float:
         return policy.adaptive_delay(previous, latency=latency, status=status, floor=1.0)
 

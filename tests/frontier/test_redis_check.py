@@ -40,12 +40,12 @@ def found(*urls: str, forget_seconds: float = 10.0) -> list[Finding]:
         ({"save": "60 1"}, "weak", "snapshots only", "CONFIG SET appendonly yes"),
     ],
 )
-def test_doctor_reports_what_a_server_may_lose(options: dict[str, str], state: str, says: str, mend: str) -> None:
+def test_doctor_reports_what_a_server_may_lose(options: dict[str, str], state: str, says: str, fix: str) -> None:
     with RedisServer(**options) as server:  # type: ignore[arg-type]
         (one,) = found(server.url)
     assert (one.subject, one.state) == ("durability", state)
     assert says in one.says
-    assert mend in one.mend
+    assert fix in one.mend
 
 
 def test_each_of_several_servers_is_named() -> None:
@@ -131,9 +131,9 @@ def test_missing_info_rights_are_reported() -> None:
 def test_submit_reports_weak_settings(tmp_path: Path) -> None:
     with RedisServer() as server:
         words = ["submit", "http://x.test/", "--job", "j", "--frontier", server.url, "--sink", f"jsonl:{tmp_path}/out"]
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-m", "gossamer", *words], capture_output=True, text=True, timeout=60, check=False
         )
-    assert told.returncode == 0, told.stderr
-    assert "warning: no append-only file" in told.stderr
-    assert "hint: CONFIG SET appendonly yes" in told.stderr
+    assert output.returncode == 0, output.stderr
+    assert "warning: no append-only file" in output.stderr
+    assert "hint: CONFIG SET appendonly yes" in output.stderr

@@ -640,8 +640,8 @@ def test_hints_reach_into_the_blocks_of_far_revisits(redis_server: RedisServer, 
             while (grant := await frontier.lease(1, batch=4, seconds=60)).leases:
                 state = {"seen_at": 1_699_000_000.0, "etag": "x"}
                 await frontier.complete(outcomes(grant.leases[0], again_in=604_800.0, state=state))
-            told = [*some[:9], *some[20:29:2], some[59]]
-            hints = [msgspec.structs.replace(request, meta={"lastmod": 1_699_999_000.0}) for request in told]
+            output = [*some[:9], *some[20:29:2], some[59]]
+            hints = [msgspec.structs.replace(request, meta={"lastmod": 1_699_999_000.0}) for request in output]
             old = [msgspec.structs.replace(request, meta={"lastmod": 1_600_000_000.0}) for request in some[30:40]]
             for _ in range(2):
                 assert await frontier.add([*hints, *old]) == 0
@@ -649,10 +649,10 @@ def test_hints_reach_into_the_blocks_of_far_revisits(redis_server: RedisServer, 
                 assert (counts.done, counts.revisits, counts.queued, counts.delayed) == (60, 60, 0, 0)
             store.hset(job_key("j"), "clock", "1700000001")
             found = await due(frontier)
-            assert sorted(request.url for request in found) == sorted(request.url for request in told)
+            assert sorted(request.url for request in found) == sorted(request.url for request in output)
             assert {(request.state or {}).get("hint") for request in found} == {1_699_999_000.0}
             counts = await frontier.counts()
-            assert (counts.done, counts.revisits) == (60, 60 - len(told))
+            assert (counts.done, counts.revisits) == (60, 60 - len(output))
             store.hset(job_key("j"), "clock", str(1700000000 + 604_800 + 16_384))
             rest = await due(frontier)
             assert sorted(request.url for request in [*found, *rest]) == sorted(request.url for request in some)

@@ -105,7 +105,7 @@ def test_the_heap_holds_each_lane_about_once() -> None:
     assert len(schedule._heap) < 20
 
 
-def test_lanes_are_told_apart_by_when_they_are_ready() -> None:
+def test_lanes_are_distinguished_by_when_they_are_ready() -> None:
     schedule = Schedule(Settings())
     for number, ready_at in enumerate((0.0, 30.0, 500.0), 1):
         schedule.push(schedule.site(f"{number}.example", number, ready_at=ready_at), number, 0)

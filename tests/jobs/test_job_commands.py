@@ -66,8 +66,8 @@ def test_running_local_job(web: SimWeb, tmp_path: Path, workers: str) -> None:
         assert gossamer("resume", str(folder)).stderr == f"{folder}: running\n"
         added = gossamer("add", str(folder), web.seeds[0], f"{web.seeds[0]}new")
         assert (added.returncode, added.stderr) == (0, f"{folder}: 1 added, 1 already known\n")
-        (told,) = json.loads(gossamer("audit", web.seeds[0], "--job", str(folder), "--json").stdout)["workers"][:1]
-        assert told
+        (output,) = json.loads(gossamer("audit", web.seeds[0], "--job", str(folder), "--json").stdout)["workers"][:1]
+        assert output
         why = json.loads(gossamer("why", web.seeds[0], "--job", str(folder), "--json").stdout)
         assert (why["job"], why["job_state"], why["seen"]) == (str(folder), "running", True)
         assert gossamer("stop", str(folder)).stderr == f"{folder}: stopping\n"

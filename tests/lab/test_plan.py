@@ -54,7 +54,7 @@ PLAIN = Figures(
     },
 )
 TRILLION = Requirements(pages=1e12, period_seconds=7 * 86_400, page_bytes=10_000, hosts=1.3e9)
-wishes = some.builds(
+requirements = some.builds(
     Requirements,
     pages=some.floats(1e9, 1e13),
     period_seconds=some.floats(3600, 1e8),
@@ -92,18 +92,18 @@ def test_a_small_crawl_by_hand() -> None:
     assert found.between_regions_bits_per_second == 0
 
 
-@given(wishes)
-def test_twice_the_web_takes_twice_of_everything(wish: Requirements) -> None:
-    one, two = plan_crawl(wish, PLAIN), plan_crawl(change(wish, pages=2 * wish.pages, hosts=2 * wish.hosts), PLAIN)
+@given(requirements)
+def test_twice_the_web_takes_twice_of_everything(needs: Requirements) -> None:
+    one, two = plan_crawl(needs, PLAIN), plan_crawl(change(needs, pages=2 * needs.pages, hosts=2 * needs.hosts), PLAIN)
     for name in ("pages_per_second", "raw_bytes", "stored_bytes", "cores", "frontier_bytes", "sites_at_once"):
         assert getattr(two, name) == pytest.approx(2 * getattr(one, name))
     for name in ("workers", "servers", "shards"):
         assert 2 * (getattr(one, name) - 1) <= getattr(two, name) <= 2 * getattr(one, name)
 
 
-@given(wishes)
-def test_more_pages_on_the_same_hosts_never_take_less(wish: Requirements) -> None:
-    one, two = plan_crawl(wish, PLAIN), plan_crawl(change(wish, pages=2 * wish.pages), PLAIN)
+@given(requirements)
+def test_more_pages_on_the_same_hosts_never_take_less(needs: Requirements) -> None:
+    one, two = plan_crawl(needs, PLAIN), plan_crawl(change(needs, pages=2 * needs.pages), PLAIN)
     assert two.raw_bytes >= 2 * one.raw_bytes
     assert two.cores >= one.cores
     assert two.cost >= one.cost
@@ -111,14 +111,14 @@ def test_more_pages_on_the_same_hosts_never_take_less(wish: Requirements) -> Non
 
 
 RELIEFS: dict[Part, Any] = {
-    "politeness": lambda wish, figures: (change(wish, delay=wish.delay / 2, latency_seconds=1e-3), figures),
-    "worker cores": lambda wish, figures: (wish, _less_cpu(figures)),
-    "worker memory": lambda wish, figures: (change(wish, lane_bytes=wish.lane_bytes / 2, process_bytes=1), figures),
-    "bandwidth": lambda wish, figures: (change(wish, wire_ratio=wish.wire_ratio / 2, header_bytes=0), figures),
-    "frontier cpu": lambda wish, figures: (wish, _store(figures, server_cpu_seconds=5e-5)),
-    "frontier space": lambda wish, figures: (wish, _store(figures, queued_bytes=25, done_bytes=5, again_bytes=50)),
-    "storage": lambda wish, figures: (wish, change(figures, warc_ratio=figures.warc_ratio / 2)),
-    "traffic": lambda wish, figures: (change(wish, sent_bytes=wish.sent_bytes / 2), figures),
+    "politeness": lambda needs, figures: (change(needs, delay=needs.delay / 2, latency_seconds=1e-3), figures),
+    "worker cores": lambda needs, figures: (needs, _less_cpu(figures)),
+    "worker memory": lambda needs, figures: (change(needs, lane_bytes=needs.lane_bytes / 2, process_bytes=1), figures),
+    "bandwidth": lambda needs, figures: (change(needs, wire_ratio=needs.wire_ratio / 2, header_bytes=0), figures),
+    "frontier cpu": lambda needs, figures: (needs, _store(figures, server_cpu_seconds=5e-5)),
+    "frontier space": lambda needs, figures: (needs, _store(figures, queued_bytes=25, done_bytes=5, again_bytes=50)),
+    "storage": lambda needs, figures: (needs, change(figures, warc_ratio=figures.warc_ratio / 2)),
+    "traffic": lambda needs, figures: (change(needs, sent_bytes=needs.sent_bytes / 2), figures),
 }
 
 
@@ -130,10 +130,10 @@ def _store(figures: Figures, **values: float) -> Figures:
     return change(figures, frontiers={"redis": change(figures.frontiers["redis"], **values)})
 
 
-@given(wishes)
-def test_relieving_the_named_bottleneck_lowers_the_cost(wish: Requirements) -> None:
-    found = plan_crawl(wish, PLAIN)
-    better = plan_crawl(*RELIEFS[found.bottleneck](wish, PLAIN))
+@given(requirements)
+def test_relieving_the_named_bottleneck_lowers_the_cost(needs: Requirements) -> None:
+    found = plan_crawl(needs, PLAIN)
+    better = plan_crawl(*RELIEFS[found.bottleneck](needs, PLAIN))
     if found.bottleneck == "politeness":
         assert found.polite_share < 0.999
         assert better.polite_share > found.polite_share
@@ -142,27 +142,27 @@ def test_relieving_the_named_bottleneck_lowers_the_cost(wish: Requirements) -> N
         assert better.cost < found.cost or max(found.workers, found.servers) == 1
 
 
-@given(wishes)
-def test_next_bottleneck_is_the_largest_saving(wish: Requirements) -> None:
+@given(requirements)
+def test_next_bottleneck_is_the_largest_saving(needs: Requirements) -> None:
     """Halve the needs of workers, of the frontier, of storage, and of traffic, one at a time."""
-    found = plan_crawl(wish, PLAIN)
+    found = plan_crawl(needs, PLAIN)
     half = {
         "workers": (
             change(
-                wish,
-                lane_bytes=wish.lane_bytes / 2,
-                wire_ratio=wish.wire_ratio / 2,
-                header_bytes=wish.header_bytes / 2,
+                needs,
+                lane_bytes=needs.lane_bytes / 2,
+                wire_ratio=needs.wire_ratio / 2,
+                header_bytes=needs.header_bytes / 2,
             ),
             _less_cpu(PLAIN),
         ),
         "frontier": (
-            wish,
+            needs,
             _store(PLAIN, server_cpu_seconds=5e-5, queued_bytes=25, done_bytes=5, again_bytes=50),
         ),
-        "storage": RELIEFS["storage"](wish, PLAIN),
+        "storage": RELIEFS["storage"](needs, PLAIN),
         "traffic": (
-            change(wish, sent_bytes=wish.sent_bytes / 2, prices=change(wish.prices, between_regions_gb=0.01)),
+            change(needs, sent_bytes=needs.sent_bytes / 2, prices=change(needs.prices, between_regions_gb=0.01)),
             PLAIN,
         ),
     }

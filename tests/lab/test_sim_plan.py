@@ -118,14 +118,14 @@ def test_infinite_web_has_pages_at_any_depth() -> None:
 def test_every_charset_is_declared_and_encodes_its_title() -> None:
     plan = WebPlan(sites=1, pages_per_site=len(CHARSETS), kinds=("charsets",), port=8000)
     pages = PageRenderer(plan)
-    for page, (charset, told, phrase) in enumerate(CHARSETS):
+    for page, (charset, output, phrase) in enumerate(CHARSETS):
         answer = pages.answer(0, plan.path(0, page))
         text = answer.body.decode(charset)
         assert f"<title>{plan.title(0, page).replace('&', '&amp;')}</title>" in text
         assert phrase in plan.title(0, page)
-        assert (charset in answer.content_type) == (told == "header")
-        assert (f"<meta charset={charset}>" in text) == (told == "meta")
-        assert answer.body.startswith((b"\xef\xbb\xbf", b"\xff\xfe")) == (told == "bom")
+        assert (charset in answer.content_type) == (output == "header")
+        assert (f"<meta charset={charset}>" in text) == (output == "meta")
+        assert answer.body.startswith((b"\xef\xbb\xbf", b"\xff\xfe")) == (output == "bom")
 
 
 @pytest.mark.parametrize(

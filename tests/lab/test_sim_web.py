@@ -149,10 +149,10 @@ def decoded(headers: dict[str, str], body: bytes) -> str:
         return body[2:].decode("utf-16-le")
     if body.startswith(b"\xef\xbb\xbf"):
         return body[3:].decode()
-    told = re.search(r"charset=([\w-]+)", headers.get("content-type", "")) or re.search(
+    output = re.search(r"charset=([\w-]+)", headers.get("content-type", "")) or re.search(
         r"charset=([\w-]+)", body[:200].decode("latin-1")
     )
-    return body.decode(told[1] if told else "utf-8")
+    return body.decode(output[1] if output else "utf-8")
 
 
 @pytest.mark.parametrize("names", [False, True])

@@ -22,7 +22,7 @@ from gossamer.lab.simulation.run import Report, simulate
 from gossamer.lab.simulation.scenario import FAULTS, draw
 
 SOURCE = Path(run.__file__).parent
-LEASE_WORDS = {"expires_at", "deadline", "lapse", "lapses", "next_at", "hold_until", "last_token", "settling", "ttl"}
+LEASE_WORDS = {"expires_at", "deadline", "lapses", "next_at", "hold_until", "last_token", "settling", "ttl"}
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 50))

@@ -306,8 +306,8 @@ def test_expired_cookies_reach_other_workers_despite_clock_skew() -> None:
     assert second.header("https://x.test/") == "in=yes"
     second.store(Response(url="https://x.test/", status=200, headers=(("set-cookie", "in=; Path=/; Max-Age=0"),)))
     assert second.header("https://x.test/") == ""
-    told = msgspec.json.decode(msgspec.json.encode(second.dump("x.test")))
-    assert first.load("x.test", told)
+    output = msgspec.json.decode(msgspec.json.encode(second.dump("x.test")))
+    assert first.load("x.test", output)
     assert first.header("https://x.test/") == ""
     assert not second.load("x.test", [1.0, [["in", "old", "x.test", "/", 1, None]]])
     assert second.header("https://x.test/") == ""

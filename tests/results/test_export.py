@@ -84,7 +84,7 @@ def test_warc_export_has_all_visits_but_the_broken_one(
         found = [(one.rec_type, (one.rec_headers["WARC-Target-URI"] or "")[-1:]) for one in ArchiveIterator(file)]
     kinds = ("response", "request", "metadata")
     assert found == [("warcinfo", ""), *((kind, number) for number in "0134" for kind in kinds)]
-    assert [f"byte {at}:" in told for told in caplog.messages] == [True]
+    assert [f"byte {at}:" in output for output in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments", "parquet", "warc"])

@@ -67,21 +67,24 @@ class Scrapy:
 
 
 @contextmanager
-def courier(url: str) -> Iterator[tuple[FrontierBridge, Scrapy]]:
-    """A courier that is at work."""
+def bridge(url: str) -> Iterator[tuple[FrontierBridge, Scrapy]]:
+    """A bridge that is at work."""
 
     def soon(act: Callable[..., object], *arguments: Any, **named: Any) -> None:
         act(*arguments, **named)
 
-    told, values = Scrapy(), {"GOSSAMER_FRONTIER": url, "GOSSAMER_SETTINGS": {"lease_seconds": 2, "forget_seconds": 5}}
-    found = FrontierBridge(read_options(ScrapySettings(values), "walk"), told, soon)
+    output, values = (
+        Scrapy(),
+        {"GOSSAMER_FRONTIER": url, "GOSSAMER_SETTINGS": {"lease_seconds": 2, "forget_seconds": 5}},
+    )
+    found = FrontierBridge(read_options(ScrapySettings(values), "walk"), output, soon)
     found.start()
     try:
-        until(lambda: told.is_open)
-        yield found, told
+        until(lambda: output.is_open)
+        yield found, output
     finally:
         found.finish()
-        until(lambda: not told.is_open)
+        until(lambda: not output.is_open)
 
 
 def start_requests(first: int, last: int) -> BridgeMessage:
@@ -103,35 +106,35 @@ def counts(url: str) -> Counts:
     not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
 )
 def test_start_requests_lost_by_redis_are_stored_again() -> None:
-    with RedisServer(**LOGGED) as server, courier(server.url) as (sender, told):
+    with RedisServer(**LOGGED) as server, bridge(server.url) as (sender, output):
         sender.send(start_requests(1, 5))
-        until(lambda: told.stored == 1)
+        until(lambda: output.stored == 1)
 
         def more() -> None:
             sender.send(start_requests(5, 9))
-            until(lambda: told.stored == 2)
+            until(lambda: output.stored == 2)
 
         forget(server, more)
         server.start()
         sender.want(1)
         until(lambda: counts(server.url).known == 8)
-        assert told.away_after
+        assert output.away_after
 
 
 @pytest.mark.skipif(not PostgresServer.is_there(), reason="PostgreSQL is not installed")
 def test_unnoticed_fail_over_clears_the_sent_keys() -> None:
-    with PostgresPair() as pair, courier(pair.url) as (sender, told):
+    with PostgresPair() as pair, bridge(pair.url) as (sender, output):
         sender.send(start_requests(1, 5))
-        until(lambda: told.stored == 1)
+        until(lambda: output.stored == 1)
         # The standby has the job by now.
         time.sleep(1.0)
         pair.fall_behind()
         sender.send(start_requests(5, 9))
-        until(lambda: told.stored == 2)
-        assert not told.away_after
+        until(lambda: output.stored == 2)
+        assert not output.away_after
         pair.fail_over(0.0, at_once=True)
         sender.want(1)
-        until(lambda: told.away_after == [2])
+        until(lambda: output.away_after == [2])
         until(lambda: counts(pair.url).known == 8)
 
 

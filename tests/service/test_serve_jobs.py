@@ -27,7 +27,7 @@ def web() -> Iterator[SimWeb]:
 def served(tmp_path: Path, web: SimWeb) -> Iterator[Served]:
     # Small batches: what is in hand keeps the delay that it was handed out with.
     settings = ("--allow-private", "--delay", "0.02", "--batch", "4", "--sink", "jsonl", "--sink", "warc")
-    with serving(tmp_path, *settings, "--notify", f"exec:tee -a {tmp_path}/told") as running:
+    with serving(tmp_path, *settings, "--notify", f"exec:tee -a {tmp_path}/sent") as running:
         yield running
 
 
@@ -86,8 +86,8 @@ def test_api_submits_controls_and_inspects_a_crawl(served: Served, web: SimWeb) 
     ended = served.until(lambda: (job := served.get("/api/jobs/shop"))["state"] == "finished" and job)
     assert 120 <= ended["counts"]["stored"] <= max(120, in_hand)
     assert ended["settings"]["delay"] == 0.03
-    told = served.log.parent / "told"
-    served.until(lambda: told.exists() and '"event": "finished"' in told.read_text())
+    output = served.log.parent / "sent"
+    served.until(lambda: output.exists() and '"event": "finished"' in output.read_text())
     log = web.log()
     assert len(fetched(log)) >= 120
     assert not [entry for entry in log if "/walks/" in entry.url]
@@ -131,9 +131,9 @@ def check_history(served: Served, web: SimWeb) -> None:
     story = served.get("/api/jobs/shop/why", url=seed)
     assert story["job_state"] == "finished"
     assert (story["seen"], story["state"], len(story["attempts"])) == (True, "done", 1)
-    told = served.get("/api/jobs/shop/audit", site=site, limit=5)
-    assert (len(told["requests"]), told["too_short"]) == (5, 0)
-    assert told["all_requests"] == sum(entry.url.startswith(f"http://{site}/") for entry in web.log())
+    output = served.get("/api/jobs/shop/audit", site=site, limit=5)
+    assert (len(output["requests"]), output["too_short"]) == (5, 0)
+    assert output["all_requests"] == sum(entry.url.startswith(f"http://{site}/") for entry in web.log())
 
     rests = served.get("/api/jobs/shop/politeness")
     assert rests["counted"] == sum(gap["count"] for gap in rests["gaps"]) > 0

@@ -219,16 +219,16 @@ def test_slow_event_client_misses_events_without_blocking() -> None:
 
 
 def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    output = tmp_path / "told"
 
     async def run() -> list[tuple[str, str]]:
         clock = ManualClock()
-        notifier = Notifier([f"exec:tee -a {told}"])
-        herald = JobNotifier(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
+        notifier = Notifier([f"exec:tee -a {output}"])
+        notifier = JobNotifier(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
 
         async def saw(before: str, state: str, **counts: int) -> None:
-            herald.update("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
-            await asyncio.gather(*herald._tasks)
+            notifier.update("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
+            await asyncio.gather(*notifier._tasks)
 
         # A job that had ended before the service looked is no news.
         await saw("resting", "finished")
@@ -241,8 +241,8 @@ def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
         await saw("running", "finished", stored=200, failed=200)
         await saw("finished", "running", stored=200)
         await saw("running", "failed", stored=200)
-        await herald.aclose()
-        decoder, text, found = json.JSONDecoder(), told.read_text(), []
+        await notifier.aclose()
+        decoder, text, found = json.JSONDecoder(), output.read_text(), []
         while text:
             notice, end = decoder.raw_decode(text)
             found.append((notice["event"], notice["text"]))

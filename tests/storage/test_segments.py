@@ -166,7 +166,7 @@ def test_f49_no_segment_is_created_in_an_unmounted_folder(tmp_path: Path) -> Non
 
 
 def test_no_segment_is_created_in_an_empty_mount_point(tmp_path: Path) -> None:
-    """The marker tells it from the job's folder, also where it has a folder of segments."""
+    """The marker distinguishes it from the job's folder, also where it has a folder of segments."""
     settings = Settings(results_id=mark(tmp_path / "mount", "shop"))
 
     async def run() -> None:

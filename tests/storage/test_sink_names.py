@@ -184,7 +184,7 @@ def test_full_sink_makes_the_others_rewind(tmp_path: Path) -> None:
 
 
 def test_failed_sink_stops_the_job_and_rewinds_the_others(tmp_path: Path) -> None:
-    """The next run, with the sink mended, has the page once in each; and a sink that ends badly ends alone."""
+    """The next run, with the sink fixed, has the page once in each; a sink that fails to close fails alone."""
     settings = Settings(delay=0.0)
 
     async def run(times: int) -> None:

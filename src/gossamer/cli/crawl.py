@@ -319,7 +319,7 @@ def worker(
 
 
 def _fatal(error: GossamerError, supervised: int) -> int:
-    """Print the error and return the exit code that tells a supervisor not to restart the worker."""
+    """Print the error and return the exit code with which a supervisor does not restart the worker."""
     if not supervised:
         raise error
     say(f"error: {error}")

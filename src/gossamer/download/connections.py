@@ -254,7 +254,7 @@ class Target(NamedTuple):
 class Connections:
     """All connections of a downloader: opens them, and keeps idle ones for the next request.
 
-    Every address is checked by the guard right before connecting, whoever asks for the connection."""
+    Every address is checked by the guard right before connecting, whatever the connection is for."""
 
     def __init__(self, *, allow_private: bool, connect_seconds: float, proxy_tls: Callable[[], ssl.SSLContext]) -> None:
         self._allow_private, self._connect_seconds, self._proxy_tls = allow_private, connect_seconds, proxy_tls

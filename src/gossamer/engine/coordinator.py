@@ -142,7 +142,7 @@ class Coordinator:
             answer = remote.WireReply(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
         except msgspec.MsgspecError as error:
             answer = remote.WireReply(number, error=f"ConfigError\ncannot decode a call: {error}\n")
-        except Exception as error:  # one peer's call decides over that peer only, and it must not wait for ever
+        except Exception as error:  # one peer's call decides over that peer only, and it must not wait without end
             log.warning("call from %s failed: %r", peer.worker or "somebody", error)
             answer = remote.WireReply(number, error=f"FrontierError\nthe owner failed: {error!r}\n")
         peer.writer.write(remote.frame(remote.encode(answer)))

@@ -66,8 +66,8 @@ def _round_trips() -> dict[str, float]:
             # The descriptor may be closed at any moment, and its number reused for another file: work on a copy.
             with socket.socket(fileno=os.dup(file)) as connection:
                 address = connection.getpeername()[0]
-                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-                (micros,) = unpack_from("=I", told, _MIN_RTT) if len(told) >= _MIN_RTT + 4 else (_UNKNOWN,)
+                tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                (micros,) = unpack_from("=I", tcp_info, _MIN_RTT) if len(tcp_info) >= _MIN_RTT + 4 else (_UNKNOWN,)
         except (OSError, AttributeError, IndexError, TypeError):
             continue
         if micros != _UNKNOWN and isinstance(address, str):

@@ -109,7 +109,7 @@ class SiteRobots:
         After a failure it is not fetched again until a growing pause and its Retry-After are over. Raises errors that
         are final for the page as well: a name that does not exist, a forbidden address, bad TLS."""
         origin = urls.origin(url)
-        status, body, wish = await self._ask(f"{origin}/robots.txt", fetch)
+        status, body, retry_after_header = await self._ask(f"{origin}/robots.txt", fetch)
         now = self._clock.epoch()
         robots = rfc9309.settle(
             self._known.get(origin),
@@ -121,7 +121,7 @@ class SiteRobots:
         )
         if robots.failures:
             wait = policy.backoff(robots.failures, base=self._settings.backoff_seconds, cap=rfc9309.LAST_RETRY_SECONDS)
-            asked = policy.retry_after(wish, now=now) or 0.0
+            asked = policy.retry_after(retry_after_header, now=now) or 0.0
             robots = msgspec.structs.replace(robots, good_until=now + max(wait, asked))
         self._known[origin] = robots
         self._matchers.pop(origin, None)

@@ -210,8 +210,8 @@ class Sitemaps:
         if found.problems:
             self._linker.refused["sitemap-broken"] += sum(found.problems.values())
         if not _GRAVE.isdisjoint(found.problems):
-            told = ", ".join(f"{name} ({count})" for name, count in found.problems.items())
-            log.warning("sitemap %s: %s", request.url, told)
+            problems = ", ".join(f"{name} ({count})" for name, count in found.problems.items())
+            log.warning("sitemap %s: %s", request.url, problems)
 
 
 def _mark(url: str) -> str:

@@ -116,17 +116,17 @@ class SiteCookies:
         for name, others in lease.memo.items():
             if name.startswith(MEMO) and name != self._place:
                 jar.load(lease.site, others)
-        is_told = jar.load(lease.site, lease.memo.get(self._place))
-        self._told = jar.revision(lease.site) if is_told else 0
+        is_loaded = jar.load(lease.site, lease.memo.get(self._place))
+        self._jar_revision = jar.revision(lease.site) if is_loaded else 0
         self._with_cookies: dict[str, int] = {}
 
     def news(self) -> dict[str, Any]:
         """Return the site's cookies if they have changed.
 
         They are committed no later than the outcome that brought them."""
-        if self._told == (revision := self._jar.revision(self._site)):
+        if self._jar_revision == (revision := self._jar.revision(self._site)):
             return {}
-        self._told = revision
+        self._jar_revision = revision
         return {self._place: self._jar.dump(self._site)}
 
     def take(self, request: Request) -> None:

@@ -194,7 +194,7 @@ class FleetFrontier(JobFrontier, Protocol):
         engine passes it only if there are any."""
         ...
 
-    async def beat(self, pulse: Heartbeat) -> None:
+    async def beat(self, heartbeat: Heartbeat) -> None:
         """Store a worker's heartbeat, replacing the last one of the same name."""
         ...
 

@@ -571,8 +571,8 @@ class Sharded:
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
         return sum(await _all(shard.abandon(worker, blamed=blamed) for shard in self._shards))
 
-    async def beat(self, pulse: Heartbeat) -> None:
-        await self._shards[0].beat(pulse)
+    async def beat(self, heartbeat: Heartbeat) -> None:
+        await self._shards[0].beat(heartbeat)
 
     async def refresh(self) -> None:
         await self._shards[0].refresh()

@@ -32,7 +32,7 @@ _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
 _COLUMNS = {
     field.name: _TYPES.get(getattr(field.type, "__name__", ""), "TEXT") for field in msgspec.structs.fields(PageRow)
 }
-# Kinds without an SQLite type get a name with text affinity that tells what the column holds.
+# Kinds without an SQLite type get a name with text affinity that shows what the column contains.
 _TYPED = {
     "str": "TEXT", "int": "INTEGER", "float": "REAL", "bool": "BOOLEAN", "json": "JSON_TEXT",
     "decimal": "DECIMAL_TEXT", "time": "TIMESTAMP_TEXT", "date": "DATE_TEXT",

@@ -626,12 +626,12 @@ class RecoveryTests(Suite):
     async def test_p7_all_notes_of_one_call_count(self, harness: Harness) -> None:
         await harness.frontier.add(pages(1, 2))
         lease = await self.one(harness.frontier, batch=1)
-        told = [
+        notes = [
             note(lease, robots={"http://a.example": b"any"}, delay=5 * self.tick),
             note(lease, memo={"a": 1}, hold=20 * self.tick),
             note(lease, memo={"b": 2}),
         ]
-        await harness.frontier.complete(outcomes(lease), notes=told)
+        await harness.frontier.complete(outcomes(lease), notes=notes)
         if harness.durable:
             await harness.reopen()
         await self.past(harness, 20)
@@ -847,7 +847,7 @@ class DataLossTests(Suite):
         assert (await frontier.counts()).known == 4
 
     @scenario()
-    async def test_p7_whoever_asks_is_told_that_the_store_may_have_forgotten(self, harness: Harness) -> None:
+    async def test_p7_run_changes_after_the_store_may_have_forgotten(self, harness: Harness) -> None:
         await harness.frontier.add(pages(1, 2) + pages(21, site="b.example"))
         grant = await self.lease(harness.frontier, limit=1, batch=1)
         receipt = await harness.frontier.complete(outcomes(grant.leases[0]))

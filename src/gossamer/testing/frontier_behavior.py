@@ -289,7 +289,7 @@ class ControlTests(Suite):
             await idle.idle(grant)
 
     @scenario(delay=0.0, site_budget=1)
-    async def test_an_idle_worker_is_told_that_the_job_is_over(self, harness: Harness) -> None:
+    async def test_an_idle_worker_learns_that_the_job_is_over(self, harness: Harness) -> None:
         idle, busy = await harness.worker("idle"), await harness.worker("busy")
         await busy.add(pages(1, 2))
         lease = await self.one(busy, ticks=100_000)

@@ -108,7 +108,7 @@ class Model:
         place = self.places[held.lease.site]
         return held.expires_at + place.delay * place.lanes
 
-    def lapse(self) -> None:
+    def expire(self) -> None:
         """Reclaim expired leases."""
         for held in list(self.held.values()):
             if self.end_of(held) <= self.now:
@@ -244,7 +244,7 @@ class FrontierMachine(RuleBasedStateMachine):
         if self.paused:
             assert (grant.leases, grant.job) == ((), "paused")
             return
-        self.model.lapse()
+        self.model.expire()
         wanted = self.model.must_be_leased()
         for lease in sorted(grant.leases, key=lambda lease: lease.token):
             self._check(lease, batch)

@@ -68,14 +68,14 @@ class FolderBackend(FleetBackend):
                 await asyncio.to_thread(share.make_folders, TEMPORARY)
                 claims = [await asyncio.to_thread(share.claim, "claim", data) for data in (b"one", b"another")]
                 if claims != [True, False]:
-                    mend = "share the folder with NFS 4 or sshfs; this kind of mount is not safe"
-                    yield Finding("frontier", "bad", f"{place} allows two clients to claim the same file", mend)
+                    fix = "share the folder with NFS 4 or sshfs; this kind of mount is not safe"
+                    yield Finding("frontier", "bad", f"{place} allows two clients to claim the same file", fix)
                     return
                 yield Finding("frontier", "good", f"{place}: exactly one client can claim a file")
                 yield await skew(clock, lambda: asyncio.to_thread(share.time))
         except OSError as error:
-            told = explained(error, place)
-            yield Finding("frontier", "bad", str(told), told.hint)
+            explained_error = explained(error, place)
+            yield Finding("frontier", "bad", str(explained_error), explained_error.hint)
 
     def results_folder(self, url: str, job: str) -> Path | None:
         from gossamer.frontier.folder.record import results_of

@@ -69,10 +69,10 @@ class ReportWriter:
         if not owner.is_member or began < self._next_at:
             return
         found = [site for shard in list(owner.shards.values()) for site in await shard.sites(MOST_SITES)]
-        told = WorkerReport(at=owner.clock.epoch(), sites=[brief(site) for site in longest(found, MOST_SITES)])
+        report = WorkerReport(at=owner.clock.epoch(), sites=[brief(site) for site in longest(found, MOST_SITES)])
         now = owner.clock.monotonic()
         self._next_at = now + max(_EVERY_SECONDS, _COST * (now - began))
-        await owner.run(_write, owner.share, owner.session, told)
+        await owner.run(_write, owner.share, owner.session, report)
 
 
 def brief(site: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def longest(sites: Iterable[Mapping[str, Any]], limit: int) -> list[Mapping[str,
     return nlargest(limit, sites, key=lambda site: int(site.get("queued") or 0))
 
 
-def _write(share: SharedFolder, session: str, told: WorkerReport) -> None:
+def _write(share: SharedFolder, session: str, report: WorkerReport) -> None:
     share.make_folders(REPORTS)
-    share.put(f"{REPORTS}/{session}", msgspec.json.encode(told))
+    share.put(f"{REPORTS}/{session}", msgspec.json.encode(report))
 
 
 def read_reports(share: SharedFolder, sessions: Iterable[str]) -> dict[str, WorkerReport]:
@@ -147,7 +147,7 @@ class SessionHeartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     region: str = ""
     life: str = ""
     """The process: see `owner.this_process`."""
-    pulse: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
 
 
 class NewestClaim(NamedTuple):

@@ -528,8 +528,8 @@ class FolderFrontier(FolderRepair):
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
         return await self._survey.every_site(cursor, limit)
 
-    async def beat(self, pulse: Heartbeat) -> None:
-        self.owner.pulse = pulse
+    async def beat(self, heartbeat: Heartbeat) -> None:
+        self.owner.heartbeat = heartbeat
         await self._reports.write()
 
     async def refresh(self) -> None:

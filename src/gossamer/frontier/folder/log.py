@@ -294,7 +294,7 @@ def log_name(shard: int, claim: int) -> str:
 def read_chain(share: SharedFolder, shard: int) -> Chain:
     """The chain of a shard: the newest log that has a whole first frame, behind the files that it names.
 
-    Whoever has the shard's newest claim reads all that was ever confirmed. Others read a past that may be a moment
+    The worker with the shard's newest claim reads all that was ever confirmed. Others read a past that may be a moment
     old."""
     for last in (False, False, True):
         try:

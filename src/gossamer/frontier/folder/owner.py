@@ -278,7 +278,7 @@ class FolderSession:
         self.shards: dict[int, FolderShard] = {}
         self.job: JobState = "running"
         self.hungry = False
-        self.pulse: Heartbeat | None = None
+        self.heartbeat: Heartbeat | None = None
         self.leaving = False
         """Whether this worker is ending, and takes no more shards."""
         self.writing = asyncio.Lock()
@@ -373,7 +373,7 @@ class FolderSession:
             region=self.region,
             life=self.life,
             shards={number: shard.view() for number, shard in self.shards.items()},
-            pulse=self.pulse,
+            heartbeat=self.heartbeat,
         )
         server_time = await self.run(self.peers.write_heartbeat, beat)
         self.reported_busy = any(view.busy for view in beat.shards.values())

@@ -168,10 +168,10 @@ class FolderJournal:
     async def _shorten(self) -> None:
         """Continue in a new log behind a shortened past.
 
-        The past is written first, then the new log, which counts from then on: whoever finds it needs no older file,
-        and whoever does not finds those as they were. So nothing may be written to the old log once the new one may
-        exist. If writing it fails, that is not known, and the next change starts with another one, whose name is
-        higher still. A past that cannot be written is no error: the log stays long for now."""
+        The past is written first, then the new log, which counts from then on: a reader that finds it needs no older
+        file, and a reader that does not finds those as they were. So nothing may be written to the old log once the
+        new one may exist. If writing it fails, that is not known, and the next change starts with another one, whose
+        name is higher still. A past that cannot be written is no error: the log stays long for now."""
         if self._next is None:
             try:
                 self._next = await self._owner.run(self._write_past)

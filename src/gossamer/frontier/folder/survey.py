@@ -221,8 +221,8 @@ class FolderView:
         owner = self._owner
         await owner.look()
         found = {site["site"]: site for shard in owner.shards.values() for site in await shard.sites(limit)}
-        told = await owner.read(read_reports, owner.share, owner.peers.live - {owner.session})
-        for session, said in told.items():
+        reports = await owner.read(read_reports, owner.share, owner.peers.live - {owner.session})
+        for session, said in reports.items():
             for site in said.sites:
                 if owner.claims.newest[owner.layout.shard_of(site["site"])].claim.session == session:
                     found.setdefault(site["site"], site)
@@ -267,8 +267,8 @@ class FolderView:
         for beat in owner.peers.beats.values():
             silent = max(0.0, owner.clock.epoch() - beat.at)
             if silent <= _RECENT_SECONDS and beat.worker:
-                pulse = beat.pulse or Heartbeat(worker=beat.worker, region=beat.region)
-                found.append(msgspec.structs.replace(pulse, silent=silent))
+                heartbeat = beat.heartbeat or Heartbeat(worker=beat.worker, region=beat.region)
+                found.append(msgspec.structs.replace(heartbeat, silent=silent))
         return found
 
     async def shards(self) -> list[ShardView]:

@@ -176,7 +176,7 @@ class _Mover:
             await self._wait_for_stable_run(dict.fromkeys(copy.moved for _, copy in kept))
             for shard, copy in kept:
                 there = await look(self._links, copy.moved, self._job, shard)
-                # The generation tells this copy from an older stay of the shard at the target.
+                # The generation distinguishes this copy from an older stay of the shard at the target.
                 if there is not None and there.is_live and there.generation > copy.generation:
                     await self._delete_source(shard, copy)
             again = [shard for shard in range(len(places)) if await self._find(shard) != places[shard]]

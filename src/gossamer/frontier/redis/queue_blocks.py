@@ -15,7 +15,7 @@ Lua has no zstd, so a client does the work between two scripts:
    `unfold` puts its entries in the place of the block, if the block is still the next one.
 
 Order within a list is preserved, and an entry is always in exactly one element (P1). A client that dies between two
-scripts has changed nothing; two clients that do the same work are told apart by the checks, and the second changes
+scripts has changed nothing; two clients that do the same work are distinguished by the checks, and the second changes
 nothing. A block that cannot be read (another program wrote to it, or a bug) is taken out, and the number of requests in
 its header counts as parked, so that the job can end (P6)."""
 
@@ -142,7 +142,7 @@ async def _fold_some(call: Call, lists: Sequence[tuple[str, str]], secret: bytes
 async def unfold_blocks(call: Call, found: Sequence[Any], secret: bytes) -> None:
     """Replace blocks that are next in their queues with their entries; park blocks that cannot be read.
 
-    An empty list of entries tells the script to remove the block and count its requests as parked."""
+    An empty list of entries makes the script remove the block and count its requests as parked."""
     blocks = []
     for name, rank, at, block in found:
         site = text(name)

@@ -12,8 +12,8 @@ Three questions are answered before a worker relies on a server:
 
 A job has two kinds of records. The root record is on every server: format, settings, secret, and the placement of the
 shards. A shard's record is beside its data. Each is written by one script, because a half-written record would be read
-as one of another version. The root's `made` field is set last: until then the shards may not all exist, and whoever
-opens the job with settings creates those that are missing; once it is set, a missing shard is an error.
+as one of another version. The root's `made` field is set last: until then the shards may not all exist, and a client
+that opens the job with settings creates those that are missing; once it is set, a missing shard is an error.
 
 Errors fall into three groups. `Unavailable` passes by itself, and workers retry it: broken connections, a server that
 is loading, full, or read-only after a fail-over. `JobMissing` and `SchemaMismatch` say what the record lacks.

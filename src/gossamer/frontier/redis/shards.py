@@ -1,7 +1,7 @@
 """Opens the shards of a job over one or several Redis servers.
 
 Creation is safe when several clients do it at once, or one dies on the way. All ask the first server (in sorted order)
-for a record, and its script keeps the secret and placement of whoever came first. Then every server gets that record,
+for a record, and its script keeps the secret and placement of the first client. Then every server gets that record,
 then every shard is created where it is missing, and last the record says `made`. From then on a shard that is missing
 is an error: creating it again would silently restart a part of the job."""
 

@@ -18,8 +18,9 @@ copies from being used:
 - The shard is where its generation is highest.
 - An announcement is durable before anything else is done. So a source that forgets that it left comes back ANNOUNCED,
   in another run, and nobody goes on there before the target was asked.
-- Each announcement has a ticket. Whoever decides for the source first takes the ticket of the copy at the target away,
-  so that it is never opened, and then that of the source: a mover that is still alive can do nothing with either.
+- Each announcement has a ticket. The first worker that decides for the source takes the ticket of the copy at the
+  target away, so that it is never opened, and then that of the source: a mover that is still alive can do nothing
+  with either.
 
 What a crash does:
 

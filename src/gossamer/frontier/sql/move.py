@@ -352,7 +352,7 @@ class _Mover:
     async def _copy(self, source: Database, target: Database, table: str, ticket: str) -> int:
         """Copy a table in the order of its keys, after the last row that the target has from an earlier try.
 
-        The source is frozen, so its rows do not change meanwhile. A heartbeat every 3 s tells workers not to decide."""
+        The source is frozen, so its rows do not change meanwhile. A heartbeat every 3 s keeps workers from deciding."""
         width, _ = ROWS[table]
         done = await target.run(lambda db: db.page(table, (), 1, last=True))
         after: Sequence[Any] = tuple(done[0][:width]) if done else ()

@@ -1,8 +1,8 @@
 """The record of a job in SQL: settings, secret, version, and the databases of its shards.
 
-Every database of a job has the record. Whoever creates a job first asks the first database, whose unique key makes all
-creators agree on one secret and one placement. The shards are created next, and `made` is written last. Opening a job
-adds what an earlier version did not have: the tables of the outbox.
+Every database of a job has the record. A client that creates a job asks the first database first, whose unique key
+makes all creators agree on one secret and one placement. The shards are created next, and `made` is written last.
+Opening a job adds what an earlier version did not have: the tables of the outbox.
 
 Opening a shard compares the run of its server with the stored one, and so does every new connection: `_notice_run`
 stores the new run and lets all lanes rest for the longest lease (P5)."""

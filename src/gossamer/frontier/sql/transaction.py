@@ -14,8 +14,9 @@ Locks. Calls take them in this order as far as they can; a deadlock undoes one o
 
 1. The lock of the call. `share` is for calls that add requests; `whole` keeps those out. A lease locks its `stripe` of
    the counters, or the whole `shard` if there is a page limit. Other calls need none of these.
-2. Rows of sites, in the order of their numbers. Whoever locks a site owns its lanes and leases (P2). A lease never
-   waits for a site: it skips locked ones (`SKIP LOCKED`) and looks again next time, so it may hold its stripe.
+2. Rows of sites, in the order of their numbers. The transaction that locks a site owns its lanes and leases (P2). A
+   lease never waits for a site: it skips locked ones (`SKIP LOCKED`) and looks again next time, so it may hold its
+   stripe.
 3. Rows of leases and of the queue, then new keys, in their order.
 4. The counters, last and for a moment. There are 32 stripes, and a worker writes to one of them.
 
@@ -54,7 +55,8 @@ MICRO = 1_000_000
 class SqlLane(msgspec.Struct, array_like=True, gc=False):
     """One lane of a site: its token and the end of its lease, and when it may be leased next.
 
-    `settled` is the token of the last lease that was completed: a repeat of its outcomes is told from stale ones."""
+    `settled` is the token of the last lease that was completed, which distinguishes a repeat of its outcomes from
+    stale ones."""
 
     token: int = 0
     until_at: int = 0

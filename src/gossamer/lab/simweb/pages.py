@@ -218,7 +218,7 @@ class PageRenderer:
         url = plan.url(site, plan.path(site, page))
         base, bases = self._base(site, page, url) if "bases" in features else (url, "")
         title = escape(plan.title(site, page))
-        charset, told, _ = CHARSETS[page % len(CHARSETS)] if "charsets" in features else ("utf-8", "header", "")
+        charset, declared_by, _ = CHARSETS[page % len(CHARSETS)] if "charsets" in features else ("utf-8", "header", "")
         targets = [(child, plan.steps(site, child)[0]) for child in plan.children(page)]
         for number in numbers[: same - len(targets)]:
             other = number % self._span(page)
@@ -236,7 +236,7 @@ class PageRenderer:
         if "spellings" in features:
             links += [*anchors(base, url, "this page"), junk(page)]
         html = (
-            f'<!DOCTYPE html>\n<html lang="en"><head>{f"<meta charset={charset}>" if told == "meta" else ""}'
+            f'<!DOCTYPE html>\n<html lang="en"><head>{f"<meta charset={charset}>" if declared_by == "meta" else ""}'
             f'<title>{title}</title>{bases}<link rel="canonical" href="{escape(url)}"></head>\n'
             f"<body><h1>{title}</h1>\n{self._items(site, page)}" + "\n".join(f"<div>{link}</div>" for link in links)
         )
@@ -246,7 +246,7 @@ class PageRenderer:
             return HTML, body
         mark = "\ufeff" if charset == "utf-16-le" else ""
         return (
-            f"text/html; charset={charset}" if told == "header" else "text/html",
+            f"text/html; charset={charset}" if declared_by == "header" else "text/html",
             (mark + body.decode()).encode(charset, "xmlcharrefreplace"),
         )
 

@@ -147,9 +147,9 @@ def request(exchange: Exchange, answer: WarcResponse) -> bytes:
 @lru_cache(256)
 def _request_lines(sent: Headers) -> str:
     """Encode request headers; cached, since they are mostly those of the request before."""
-    told = [(name, value) for name, value in sent if name.lower() not in CREDENTIALS]
+    public = [(name, value) for name, value in sent if name.lower() not in CREDENTIALS]
     withheld = [name for name, _ in sent if name.lower() in CREDENTIALS]
-    return _lines([*told, ("X-Crawler-Withheld", ", ".join(withheld))] if withheld else told)
+    return _lines([*public, ("X-Crawler-Withheld", ", ".join(withheld))] if withheld else public)
 
 
 def metadata(record: Record, answer: WarcResponse | None) -> bytes:

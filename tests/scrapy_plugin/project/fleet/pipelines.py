@@ -14,5 +14,5 @@ class Slow:
         while "wait_for" in item and not Path(item["wait_for"]).exists():
             await asyncio.sleep(0.05)
         if item.get("drop"):
-            raise DropItem("as it was told")
+            raise DropItem("by request")
         return item

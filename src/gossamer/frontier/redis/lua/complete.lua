@@ -75,12 +75,12 @@ local function settle(site, entry, status, again_in, visit)
     if status ~= 'retry' then count('revisits', 1) end
     local wait = tonumber(again_in)
     local is_far = wait >= FAR_SECONDS and (status == 'done' or status == 'failed')
-    -- The rank of a slot tells for all its entries whether they were done or failed, so these need not.
+    -- The rank of a slot shows for all its entries whether they were done or failed, so these need not.
     fields[AGAIN] = (status == 'retry' or is_far) and '' or status
     local push = is_far and push_slot or push_later
     push(site, with_fields(entry, fields), now + wait, status)
 end
--- Free a lane whose batch is empty. `l` keeps its last token, by which a repeated outcome is told from a stale one. A site
+-- Free a lane whose batch is empty. `l` keeps its last token, which distinguishes a repeated outcome from a stale one. A site
 -- whose budget is spent is closed once no other lane of it is leased.
 local function finish_lane(site, lane)
     if site['t' .. lane] == '0' or call('EXISTS', batch_of(site, lane)) == 1 then return end
@@ -176,7 +176,7 @@ function operations.abandon()
     for _, token in ipairs(call('HKEYS', prefix .. 'held')) do
         local site, lane = held_lane(token)
         if site and site['w' .. lane] == given.worker then
-            lapse(site, lane, now + lane_delay(site), given.blamed)
+            expire_lease(site, lane, now + lane_delay(site), given.blamed)
             gone = gone + 1
         end
     end

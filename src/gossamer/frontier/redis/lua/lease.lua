@@ -1,7 +1,7 @@
 -- Leasing: hand out lanes that are due, and take back those whose lease has ended (P2, P5, P9).
 --
 -- There is no sweeper. ready:REGION holds free and leased lanes alike, a leased one at the end of its lease plus one
--- delay. So a lane of a dead worker comes up by itself, in the order of time, and whoever finds it expires the old lease
+-- delay. So a lane of a dead worker comes up by itself, in the order of time, and the worker that finds it expires the old lease
 -- and takes the lane. A request is in a queue or in a batch, never in both: `take` removes it, `free` puts it back.
 --
 -- The order: look at the state of the job, ask for memory (the one moment at which Redis may refuse the call), note a
@@ -33,10 +33,10 @@ local function first_ready(ready, refused)
 end
 -- With nothing left of the page limit, the loop below would not look at a single lane. The pages that are missing to the
 -- limit are in leases, and those of dead workers must be taken back, or the job would never end.
-local function lapse_all_ended()
+local function expire_ended_leases()
     for _, token in ipairs(call('HKEYS', prefix .. 'held')) do
         local site, lane = held_lane(token)
-        if ready_at(site, lane) <= now then lapse(site, lane, now) end
+        if ready_at(site, lane) <= now then expire_lease(site, lane, now) end
     end
 end
 -- With nothing left of the page limit, only the end of a lease can bring more work.
@@ -50,7 +50,7 @@ local function first_end()
     return first
 end
 -- Requests wait, nothing is leased, and no ready set exists: somebody has deleted keys. An error is better than a job whose
--- workers wait for ever.
+-- workers wait without end.
 local function check_ready_sets()
     local names = { prefix .. 'held' }
     for _, region in ipairs(all_regions()) do names[#names + 1] = prefix .. 'ready:' .. region end
@@ -70,7 +70,7 @@ function operations.lease()
     end
     needs_memory()
     if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
-    if room() <= 0 then lapse_all_ended() end
+    if room() <= 0 then expire_ended_leases() end
     local leases, left, busy = {}, room(), not given.suspects or has_suspect(given.worker)
     local passed, refused, over, sets = {}, {}, {}, ready_sets()
     local function try(found, lane, site, most)
@@ -95,7 +95,7 @@ function operations.lease()
                     fresh = fresh + 1
                     local lane, site = lane_and_site(found)
                     -- Still leased, and due: its lease has ended, and one delay has passed since.
-                    if num(site, 't' .. lane) ~= 0 then lapse(site, lane, now) end
+                    if num(site, 't' .. lane) ~= 0 then expire_lease(site, lane, now) end
                     local most = share_left(site)
                     if most == 0 then
                         over[#over + 1] = { found, lane, site }

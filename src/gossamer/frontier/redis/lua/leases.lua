@@ -47,7 +47,7 @@ end
 -- A lease ended with its worker. Every key of the batch, or only the blamed ones, counts as lost once more: at two losses
 -- `put_back` makes it a suspect, which is leased alone; at max_deliveries it is parked (P10). So one page that kills its
 -- workers costs its neighbors a few deliveries, and then nothing.
-local function lapse(site, lane, from, blamed)
+local function expire_lease(site, lane, from, blamed)
     local batch = batch_of(site, lane)
     if call('EXISTS', batch) == 0 then damaged(batch, 'is gone') end
     for _, key in ipairs(blamed or call('HKEYS', batch)) do
