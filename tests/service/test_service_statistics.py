@@ -224,10 +224,10 @@ def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
     async def run() -> list[tuple[str, str]]:
         clock = ManualClock()
         notifier = Notifier([f"exec:tee -a {output}"])
-        notifier = JobNotifier(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
+        events = JobNotifier(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
 
         async def saw(before: str, state: str, **counts: int) -> None:
-            notifier.update("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
+            events.update("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
             await asyncio.gather(*notifier._tasks)
 
         # A job that had ended before the service looked is no news.
