@@ -228,7 +228,7 @@ def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
 
         async def saw(before: str, state: str, **counts: int) -> None:
             events.update("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
-            await asyncio.gather(*notifier._tasks)
+            await asyncio.gather(*events._tasks)
 
         # A job that had ended before the service looked is no news.
         await saw("resting", "finished")
@@ -241,7 +241,7 @@ def test_job_notifier_reports_each_event_once(tmp_path: Path) -> None:
         await saw("running", "finished", stored=200, failed=200)
         await saw("finished", "running", stored=200)
         await saw("running", "failed", stored=200)
-        await notifier.aclose()
+        await events.aclose()
         decoder, text, found = json.JSONDecoder(), output.read_text(), []
         while text:
             notice, end = decoder.raw_decode(text)
