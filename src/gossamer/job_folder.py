@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +38,67 @@ def folder_of(name: str, seeds: Sequence[str]) -> Path:
     return Path("crawls") / re.sub(r"[^A-Za-z0-9._-]+", "_", urls.host_port(seeds[0]))
 
 
+_SEED_HINT = "a seed looks like https://example.com/ (http or https, without user name or password)"
+_PATH_HINT = "give a URL; the command crawl reads a seeds file with --seeds FILE"
+_PATH = re.compile(r"\.{1,2}(?:/|$)|~|/(?!/)")
+_MISTYPED_SCHEME = re.compile(r"(https?)(?::/(?!/)|;?//|[:;]?\\+|:(?![/\\]|\d+(?:/|$)))(.+)", re.IGNORECASE | re.DOTALL)
+
+
+def is_path(text: str) -> bool:
+    """Whether the text begins like a path (./x, ../x, ~/x, /x), which no seed URL does."""
+    return _PATH.match(text) is not None
+
+
 def read_seeds(given: Sequence[str]) -> list[str]:
     """Normalize seed URLs; a missing scheme becomes https://, and an invalid URL raises ConfigError."""
     seeds = []
     for text in given:
-        text = text.strip()
+        text = _decoded(text.strip())
         if not text:
             continue
-        url = urls.normal(text if "://" in text else f"https://{text}")
-        if url is None:
+        url = None if is_path(text) else urls.normal(text if "://" in text else f"https://{text}")
+        mistyped = _MISTYPED_SCHEME.match(text)
+        if url is None or mistyped:
+            meant = urls.normal(f"{mistyped[1].lower()}://{mistyped[2]}") if mistyped else None
             raise ConfigError(
-                f"{masked_address(text)!r} is not a valid seed URL",
-                hint="a seed looks like https://example.com/ (http or https, without user name or password)",
+                f"{masked_address(text)!r} is {'a path' if is_path(text) else 'not a valid seed URL'}",
+                hint=f"did you mean {meant}" if meant else _PATH_HINT if is_path(text) else _SEED_HINT,
             )
         seeds.append(url)
     return seeds
+
+
+def _decoded(text: str) -> str:
+    """The text of an argument as UTF-8: in another locale, Python passes its bytes as surrogates."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return text
 
 
 def seed_lines(text: str) -> list[str]:
     """The seeds in the text of a seeds file: one per line, without blank lines and comments.
 
     A comment begins with `#` at the start of a line or after whitespace; elsewhere `#` begins a URL's fragment."""
-    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
+    return [line for _, line in _numbered_lines(text)]
+
+
+def read_seeds_text(text: str, name: str) -> list[str]:
+    """Normalize the seeds in the text of the seeds file `name`; ConfigError names the line of an invalid one."""
+    seeds = []
+    for number, line in _numbered_lines(text):
+        try:
+            seeds += read_seeds([line])
+        except ConfigError as error:
+            raise ConfigError(f"{name}, line {number}: {error}", hint=error.hint) from None
+    return seeds
+
+
+def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        seed = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()
+        if seed:
+            yield number, seed
 
 
 def collect_seeds(given: Iterable[str | Path | Iterable[str]]) -> list[str]:
@@ -73,7 +111,7 @@ def _seed_texts(given: str | Path | Iterable[str]) -> Iterable[str]:
         return (given,)
     if isinstance(given, Path):
         try:
-            return seed_lines(given.read_text("utf-8-sig"))
+            return read_seeds_text(given.read_text("utf-8-sig"), str(given))
         except UnicodeDecodeError as error:
             raise ConfigError(f"seeds file {given}: not UTF-8: {error.reason}", hint="save the file as UTF-8") from None
         except OSError as error:

@@ -81,7 +81,8 @@ def test_try_crawls_a_small_site_completely(tmp_path: Path) -> None:
 
 def test_command_suggested_by_try_runs(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=8, page_bytes=3000) as web:
-        done = gossamer("try", web.url(0), "--deny", "a b", *LOOK, cwd=tmp_path)
+        long = ("--deny", "a b", "--deny", f"{'x' * 400}'y")
+        done = gossamer("try", web.url(0), *long, *LOOK, cwd=tmp_path)
         output = done.stdout.decode()
         command = output.strip().splitlines()[-1].removeprefix("next: gossamer ")
         assert "--deny 'a b'" in command

@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 import pytest
 
-from gossamer.cli.runner import read_lines
+from gossamer.cli.runner import read_seeds_file
 from gossamer.errors import ConfigError
 from gossamer.job_folder import collect_seeds, seed_lines
 
@@ -41,7 +41,7 @@ def test_seeds_may_be_a_file_with_comments_and_blank_lines(tmp_path: Path) -> No
 
 
 def test_the_command_line_reads_seeds_files_in_the_same_way() -> None:
-    assert read_lines(io.StringIO(f"# one\n{A} # two\n\n{B}\n")) == [A, B]
+    assert read_seeds_file(io.StringIO(f"# one\n{A} # two\n\n{B}\n")) == [A, B]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,42 @@ def test_an_unusable_seed_is_rejected_with_a_hint(given: Any, message: str, hint
         collect_seeds([given])
     assert message in str(error.value)
     assert hint in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("http:/a.example/x", "http://a.example/x"),
+        ("https//a.example/", "https://a.example/"),
+        ("HTTP:a.example", "http://a.example/"),
+        ("http:127.0.0.1:8000/", "http://127.0.0.1:8000/"),
+        ("http:\\\\a.example", "http://a.example/"),
+    ],
+)
+def test_a_mistyped_scheme_is_rejected_and_the_url_suggested(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        collect_seeds([given])
+    assert error.value.hint == f"did you mean {meant}"
+
+
+@pytest.mark.parametrize("given", ["./x.txt", "../x", "/tmp/x.txt", ".", "~/x"])
+def test_a_path_is_no_seed_url(given: str) -> None:
+    with pytest.raises(ConfigError, match="is a path"):
+        collect_seeds([given])
+
+
+def test_hosts_that_resemble_schemes_and_paths_are_seeds() -> None:
+    given = ["http:8080/x", "https.example", "//a.example/", "http:///a.example"]
+    found = ["https://http:8080/x", "https://https.example/", A, "http://a.example/"]
+    assert collect_seeds(given) == found
+
+
+def test_an_invalid_line_of_a_seeds_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.txt"
+    file.write_text(f"# shops\n{A}\n\nhttp:/b.example/\n")
+    with pytest.raises(ConfigError, match=r"seeds\.txt, line 4: 'http:/b.example/' is not a valid seed URL") as error:
+        collect_seeds([file])
+    assert error.value.hint == "did you mean http://b.example/"
 
 
 def test_a_seeds_file_must_be_utf_8(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import atexit
 import errno
 import logging
 import os
+import shlex
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
@@ -100,6 +102,14 @@ _OS_HINTS = {
 class Commands(click.Group):
     """The command group; imports only the command that is called, so that commands start without loading the engine."""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and name not in PLACES and not name.startswith("-"):
+            _refuse_unknown(name)
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(PLACES)
 
@@ -115,6 +125,14 @@ class Commands(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = [CompletionItem(name, help=line) for name, line in LINES.items() if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _refuse_unknown(name: str) -> NoReturn:
+    similar = get_close_matches(name.lower(), PLACES, 1)
+    hint = f"did you mean: gossamer {similar[0]}" if similar else "gossamer --help lists the commands"
+    if "://" in name:
+        hint = f"to crawl a URL: gossamer crawl {shlex.quote(name)}"
+    raise ConfigError(f"{name!r} is not a command", hint=plain(hint))
 
 
 def named(name: str) -> click.Command:

@@ -26,7 +26,7 @@ from gossamer.cli.options import (
     settings_options,
     shards_option,
 )
-from gossamer.cli.runner import check_seeds, read_lines, read_settings, refuse_windows
+from gossamer.cli.runner import check_seeds, read_seeds, read_settings, refuse_windows
 from gossamer.cli.runner import run as run_loop
 from gossamer.clock import SystemClock
 from gossamer.engine.supervision import FATAL, die_with
@@ -107,7 +107,7 @@ def crawl(
     logs.start(quiet=quiet)
     refuse_windows()
     on_fleet = is_fleet(frontier)
-    first_urls = job_folder.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
+    first_urls = read_seeds(urls, seeds)
     folder = job_folder.folder_of(name, ()) if name else None
     settings = read_settings(folder, given(options))
     if not first_urls and settings.spider:

@@ -16,7 +16,7 @@ from gossamer import job_folder
 from gossamer.cli.console import Exit, many, put, say
 from gossamer.cli.jobs import on_a_job
 from gossamer.cli.options import Sectioned, given, job_names, settings_options, shards_option
-from gossamer.cli.runner import check_seeds, read_lines, read_settings, run
+from gossamer.cli.runner import check_seeds, read_seeds, read_settings, run
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.extract import spider
@@ -73,7 +73,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     if urls and urls[0].endswith(".py"):
         values["spider"], urls = urls[0], urls[1:]
     settings = read_settings(None, values)
-    first_urls = job_folder.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
+    first_urls = read_seeds(urls, seeds)
     if not first_urls and settings.spider:
         first_urls = job_folder.read_seeds(spider.spider_seeds(settings))
     if not name:
@@ -236,7 +236,7 @@ def repair(name: str, frontier: str, adopt_folder: bool, walk: bool, seeds: Any,
     """
     if not is_fleet(frontier):
         raise ConfigError("repair needs a job of a fleet", hint="name the frontier: --frontier redis://host:6379/0")
-    urls = job_folder.read_seeds(read_lines(seeds)) if seeds else []
+    urls = read_seeds((), seeds)
     found = run(repaired(frontier, name, job_folder.folder_of(name, ()), seeds=urls, adopt=adopt_folder, walk=walk))
     if as_json:
         put(f"{json.dumps(_as_json(found))}\n".encode())

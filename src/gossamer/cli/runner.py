@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import msgspec
 
 from gossamer import job_folder
 from gossamer import settings as configuration
+from gossamer.cli.console import say
 from gossamer.engine.scope import Scope
 from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.items import Schemas
@@ -64,12 +67,49 @@ def _whole(reference: str) -> str:
     return f"{Path(file).absolute()}{colon}{name}" if colon else reference
 
 
-def read_lines(file: IO[str]) -> list[str]:
-    """The URLs in a UTF-8 seeds file: one per line, without blank lines and comments."""
+_SEEDS_SUFFIXES = (".txt", ".csv", ".list", ".lst", ".tsv", ".urls")
+"""Suffixes of seeds files. None of them is a top-level domain."""
+
+
+def read_seeds(texts: Sequence[str], file: IO[str] | None) -> list[str]:
+    """The normalized seeds of a command: its arguments, where a path names a seeds file, and those of --seeds."""
+    seeds: list[str] = []
+    for text in texts:
+        if _is_file_name(text):
+            with _named_file(text) as named:
+                seeds += read_seeds_file(named)
+        else:
+            seeds += job_folder.read_seeds([text])
+    return seeds + (read_seeds_file(file) if file else [])
+
+
+def read_seeds_file(file: IO[str]) -> list[str]:
+    """The normalized URLs in a UTF-8 seeds file: one per line, without blank lines and comments."""
+    name = getattr(file, "name", "seeds")
     try:
-        return job_folder.seed_lines(file.read())
+        return job_folder.read_seeds_text(file.read(), "standard input" if name == "<stdin>" else name)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file.name}: not UTF-8: {error.reason}", hint="save the file as UTF-8") from None
+        raise ConfigError(f"{name}: not UTF-8: {error.reason}", hint="save the file as UTF-8") from None
+
+
+def _is_file_name(text: str) -> bool:
+    return "://" not in text and (
+        job_folder.is_path(text) or text.lower().endswith((".py", *_SEEDS_SUFFIXES)) or os.path.isfile(text)
+    )
+
+
+def _named_file(text: str) -> IO[str]:
+    path = Path(os.path.expanduser(text))
+    quoted = shlex.quote(text)
+    if not path.exists():
+        hint = "check the path" if job_folder.is_path(text) else f"for a host of this name, write https://{text}/"
+        raise ConfigError(f"{text}: no such file", hint=f"{hint}; a seeds file has one URL per line")
+    if not path.is_file():
+        raise ConfigError(f"{text} is a folder, not a URL", hint=f"to resume the job in it: --job {quoted}")
+    if text.endswith(".py"):
+        raise ConfigError(f"{text} is a Python file, not a URL", hint=f"to run its spider: --spider {quoted}")
+    say(f"note: {text} is a file; reading its URLs, as with --seeds {quoted}")
+    return path.open(encoding="utf-8-sig")
 
 
 def check_seeds(seeds: Sequence[str]) -> None:

@@ -46,10 +46,10 @@ _KINDS = {
 
 
 def lines(report: Mapping[str, Any]) -> list[str]:
-    """The report as lines for the terminal."""
-    return [
-        plain(line, 400) for part in (_pages, _robots_lines, _scope, _selectors, _estimate) for line in part(report)
-    ]
+    """The report as lines for the terminal. The last line is a command to paste, which is never cut."""
+    parts = (_pages, _robots_lines, _scope, _selectors, _estimate)
+    found = [plain(line, 400) for part in parts for line in part(report)]
+    return [*found, plain(f"next: {report['command']}", 100_000)] if report["good_pages"] else found
 
 
 def _pages(report: Mapping[str, Any]) -> Iterator[str]:
@@ -128,7 +128,6 @@ def _estimate(report: Mapping[str, Any]) -> Iterator[str]:
         )
     if not report["has_contact"]:
         yield "hint: identify your crawler: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'"
-    yield f"next: {report['command']}"
 
 
 _WHOLE_PAGE = {
