@@ -242,6 +242,13 @@ def test_shell_is_interactive(site: str, tmp_path: Path) -> None:
         assert terminal.wait() == 0
 
 
+def test_shell_completes_names(site: str, tmp_path: Path) -> None:
+    with on_terminal("shell", f"{site}/", *LOOK, cwd=tmp_path) as terminal:
+        terminal.until(lambda shown: any(">>>" in line or "In [1]" in line for line in shown))
+        terminal.type(b"page.titl\t + '!'\n")
+        terminal.until(lambda shown: any("'Home!'" in line for line in shown))
+
+
 def test_init_writes_a_project_that_works(site: str, tmp_path: Path) -> None:
     assert gossamer("init", "project", cwd=tmp_path).returncode == 0
     project = tmp_path / "project"

@@ -183,3 +183,37 @@ def test_task_errors_are_one_line_and_others_are_shown() -> None:
     assert str(first_cause(ExceptionGroup("outer", [inner]))) == "first"
     mixed = ExceptionGroup("outer", [inner, ZeroDivisionError()])
     assert first_cause(mixed) is mixed
+
+
+@pytest.mark.parametrize(
+    ("parse", "items"),
+    [
+        ("def parse(self, page): return {'title': page.title}", [{"title": "Home"}]),
+        ("async def parse(self, page): return {'title': page.title}", [{"title": "Home"}]),
+        ("def parse(self, page): return page.follow('/a')", []),
+    ],
+)
+def test_spider_may_use_start_urls_and_return_one_item_or_request(
+    parse: str, items: list[dict[str, str]], site: str, tmp_path: Path
+) -> None:
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    start_urls = ['{site}/']\n    {parse}\n")
+    done = gossamer("crawl", "--spider", "spider.py", "--job", "x", *FAST, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in (tmp_path / "crawls/x/items.jsonl").read_text().splitlines()] == items
+    pages = (tmp_path / "crawls/x/pages.jsonl").read_text().splitlines()
+    assert len(pages) == (1 if items else 2)
+
+
+@pytest.mark.parametrize("job", [(), ("--job", "x")])
+def test_spider_without_start_urls_gets_a_hint(job: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "spider.py").write_text(f"{SPIDER}    pass\n")
+    done = gossamer("crawl", "--spider", "spider.py", *job, cwd=tmp_path)
+    assert done.returncode == (1 if job else 2)
+    assert 'spider.py: start = ["https://example.com/"]' in done.stderr.decode()
+
+
+def test_class_without_the_base_class_is_named(tmp_path: Path) -> None:
+    (tmp_path / "spider.py").write_text("class Shop:\n    start = []\n    def parse(self, page): yield {}\n")
+    done = gossamer("crawl", "--spider", "spider.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "`from gossamer import Spider`, and `class Shop(Spider):`" in done.stderr.decode()

@@ -26,7 +26,7 @@ from gossamer.cli.options import (
     settings_options,
     shards_option,
 )
-from gossamer.cli.runner import check_seeds, read_seeds, read_settings, refuse_windows
+from gossamer.cli.runner import check_seeds, read_seeds, read_settings, refuse_windows, seed_hint
 from gossamer.cli.runner import run as run_loop
 from gossamer.clock import SystemClock
 from gossamer.engine.supervision import FATAL, die_with
@@ -113,7 +113,7 @@ def crawl(
     if not first_urls and settings.spider:
         first_urls = job_folder.read_seeds(spider.spider_seeds(settings))
     if folder is None:
-        check_seeds(first_urls)
+        check_seeds(first_urls, settings.spider)
         folder = job_folder.folder_of("", first_urls)
         settings = read_settings(folder, given(options))
     run: LocalRun | FleetRun
@@ -126,7 +126,9 @@ def crawl(
     else:
         _refuse_fleet_options("region", "shards", "own_results")
         if not first_urls and not was_begun(folder, frontier):
-            raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
+            raise JobMissing(
+                f"there is no job in {folder}", hint=seed_hint(settings.spider) or "give a URL to start one"
+            )
         run = LocalRun(folder, settings, first_urls, frontier=frontier)
     notifier = Notifier(notify)
     # Settings that fail here must not be stored: the next run would read them again.

@@ -315,9 +315,19 @@ def _explore(names: dict[str, Any]) -> int:
         import_module("IPython").start_ipython(argv=["--no-banner"], user_ns=names)
     else:
         with suppress(ImportError):
-            import_module("readline")
+            _complete_names(names)
         code.interact(banner="", local=names, exitmsg="")
     return Exit.OK
+
+
+def _complete_names(names: dict[str, Any]) -> None:
+    """Complete names and attributes at the prompt with TAB; ImportError without readline."""
+    import readline
+    import rlcompleter
+
+    readline.set_completer(rlcompleter.Completer(names).complete)
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
 
 
 class _Piped(code.InteractiveInterpreter):

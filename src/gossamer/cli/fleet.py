@@ -77,7 +77,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     if not first_urls and settings.spider:
         first_urls = job_folder.read_seeds(spider.spider_seeds(settings))
     if not name:
-        check_seeds(first_urls)
+        check_seeds(first_urls, settings.spider)
     job = name or job_folder.folder_of("", first_urls).name
     has_folder = backend_of(frontier).results_folder(frontier, job) is not None
     if not has_folder and shared_folder(settings.sink) is None and not is_shared(settings.sink):

@@ -112,10 +112,16 @@ def _named_file(text: str) -> IO[str]:
     return path.open(encoding="utf-8-sig")
 
 
-def check_seeds(seeds: Sequence[str]) -> None:
+def check_seeds(seeds: Sequence[str], spider: str = "") -> None:
     """Raise ConfigError without seeds."""
     if not seeds:
-        raise ConfigError("no URL to crawl", hint="give a URL, --seeds FILE, or --job NAME to resume a job")
+        hint = seed_hint(spider) or "give a URL, --seeds FILE, or --job NAME to resume a job"
+        raise ConfigError("no URL to crawl", hint=hint)
+
+
+def seed_hint(spider: str) -> str:
+    """What to change if a spider has no start URLs; empty without a spider."""
+    return f'give a URL, or add to the class in {spider}: start = ["https://example.com/"]' if spider else ""
 
 
 def check_out(path: Path, option: str = "--out") -> None:

@@ -24,7 +24,7 @@ from gossamer.engine.links import Linker
 from gossamer.engine.near_duplicates import TextFingerprint, TextFingerprints
 from gossamer.engine.robots_txt import product_token
 from gossamer.errors import ExtractError, TooCostly
-from gossamer.extract.items import Dropped, ItemPipeline, Schemas, checked_request
+from gossamer.extract.items import Dropped, ItemPipeline, Schemas, checked_request, is_one
 from gossamer.extract.links import LOST, LinkCache
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type, make
@@ -225,7 +225,7 @@ class SpiderRunner:
 
     async def _run(self, page: Page) -> list[Any]:
         handler = self._spider.handler(page.label)
-        yielded = handler(page)
+        yielded: Any = handler(page)
         if yielded is None:
             return []
         most = self._settings.handler_items
@@ -238,6 +238,8 @@ class SpiderRunner:
         else:
             if not isinstance(yielded, GeneratorType | list) and inspect.isawaitable(yielded):
                 yielded = await yielded
+            if not isinstance(yielded, GeneratorType | list) and is_one(yielded):
+                return [yielded]
             given = list(islice(yielded, most + 1)) if yielded is not None else []
         if len(given) > most:
             raise too_many_items(most)

@@ -38,6 +38,13 @@ def to_json_values(item: Any) -> dict[str, Any]:
     return dict(found)
 
 
+def is_one(result: Any) -> bool:
+    """Whether a handler returned one item or request instead of a list of them. Text counts as one, and is no item."""
+    if isinstance(result, Mapping | Request | str) or hasattr(type(result), "model_dump"):
+        return True
+    return result is not None and not isinstance(result, Iterable)
+
+
 def checked_request(request: Request) -> Request:
     """Return a spider's request with a normalized URL; ExtractError explains what cannot be queued."""
     url = normal(request.url) if isinstance(request.url, str) else None

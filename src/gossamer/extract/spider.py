@@ -17,7 +17,7 @@ from gossamer.extract.selectors import check
 from gossamer.model import Request
 from gossamer.settings import Settings
 
-Yielded = Iterable[Any] | AsyncIterable[Any] | Awaitable[Any] | None
+Yielded = Iterable[Any] | AsyncIterable[Any] | Awaitable[Any] | Request | None
 Handler = Callable[[Page], Yielded]
 
 
@@ -25,13 +25,14 @@ class Spider:
     """Handles pages. Without overrides, it extracts nothing and follows every link in scope.
 
     `parse` handles a page; a request with `label="product"` goes to `parse_product`. A handler is a generator of items
-    and requests, sync or async, or returns a list or None. It does no I/O, so that it can be replayed on stored pages.
+    and requests, sync or async, or returns a list, one item or request, or None. It does no I/O, so that it can be
+    replayed on stored pages.
 
     `open` and `close`, also those of pipelines, are called once in each process that runs the spider."""
 
     name: ClassVar[str] = ""
     start: ClassVar[Sequence[str]] = ()
-    """The start URLs, used if the command line names none."""
+    """The start URLs, used if the command line names none. `start_urls`, Scrapy's name, is an alias."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of the job that the spider needs, such as `delay`; the user's settings win."""
     follows_links: ClassVar[bool] = True
@@ -48,6 +49,8 @@ class Spider:
         super().__init_subclass__(**arguments)
         if "parse" in cls.__dict__ and "follows_links" not in cls.__dict__:
             cls.follows_links = False
+        if "start_urls" in cls.__dict__ and "start" not in cls.__dict__:
+            cls.start = cls.__dict__["start_urls"]
         if "name" not in cls.__dict__:
             cls.name = cls.__name__
 
@@ -133,7 +136,7 @@ def load(reference: str) -> type[Spider]:
         what = "is not a subclass of gossamer.Spider" if named is not None else "does not exist"
         raise ConfigError(f"{place}: {wanted} {what}", hint=_choices(found))
     if not found:
-        raise ConfigError(f"{place} defines no spider", hint="define a class that inherits from gossamer.Spider")
+        raise ConfigError(f"{place} defines no spider", hint=_base_hint(module))
     if len(found) > 1:
         raise ConfigError(f"{place} has {len(found)} spiders", hint=f"name one: {place}:{next(iter(found))}")
     return next(iter(found.values()))
@@ -170,6 +173,17 @@ def _parted(reference: str) -> tuple[str, str]:
 
 def _module(place: str, reference: str) -> ModuleType:
     return _from_file(Path(place)) if place.endswith(".py") else _from_module(place, reference)
+
+
+def _base_hint(module: ModuleType) -> str:
+    """Return the change that makes a class of this module a spider."""
+    for name, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            if any(base.__module__.partition(".")[0] == "scrapy" for base in value.__mro__):
+                return f"{name} is a Scrapy spider: see docs/howto/migrate-from-scrapy.md"
+            if hasattr(value, "parse") or hasattr(value, "start") or hasattr(value, "start_urls"):
+                return f"add the base class: `from gossamer import Spider`, and `class {name}(Spider):`"
+    return "define a class that inherits from gossamer.Spider; `gossamer init` writes an example"
 
 
 def _choices(found: Mapping[str, type[Spider]]) -> str:
