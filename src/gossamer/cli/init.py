@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import Exit, say
+from gossamer.cli.templates import TEMPLATES
 from gossamer.errors import ConfigError
 
 SETTINGS = """\
@@ -33,29 +34,28 @@ delay = 1.0             # seconds between two requests to a site
 # [sites."slow.example"]
 # delay = 5.0
 """
-SPIDER = """\
-from gossamer import Spider
-
-
-class Quotes(Spider):
-    start = ["https://quotes.toscrape.com/"]
-
-    def parse(self, page):
-        for quote in page.css("div.quote"):
-            yield {"text": quote.css(".text::text").get(), "author": quote.css(".author::text").get()}
-        yield from page.follow_all("li.next a")
-"""
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--template",
+    type=click.Choice(list(TEMPLATES)),
+    default="list",
+    help="Spider to start from: items on list pages, every page of a site, products of a shop, news articles, "
+    "the pages in a sitemap, or a JSON API.  [default: list]",
+)
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
-def init(folder: Path, force: bool) -> int:
+def init(folder: Path, template: str, force: bool) -> int:
     """Create a settings file and a first spider in DIR.
 
     DIR is the current folder by default.
+
+    \b
+    gossamer init                     a spider for list pages with a next link
+    gossamer init --template shop     a spider for list pages and product pages
     """
-    files = {folder / "gossamer.toml": SETTINGS, folder / "spider.py": SPIDER}
+    files = {folder / "gossamer.toml": SETTINGS, folder / "spider.py": TEMPLATES[template]}
     there = [str(path) for path in files if path.exists()]
     if there and not force:
         raise ConfigError(
