@@ -333,7 +333,10 @@ def crawl(
     If no seed can be fetched, the crawl raises `SeedsFailed` at its end; with `raise_on_failure=False` it returns no
     pages, and `errors` has the reasons. An unknown keyword raises `TypeError`."""
     _check_keywords(settings)
-    chosen = spider() if isinstance(spider, type) else spider
+    arguments = settings.get("spider_args") or {}
+    if arguments and isinstance(spider, Spider):
+        raise ConfigError("spider_args needs a spider class, not an object", hint="pass the class: spider=MySpider")
+    chosen = spider(**arguments) if isinstance(spider, type) else spider
     own = dict(chosen.settings) if chosen is not None else {}
     built = build({**own, **settings})
     if built.workers > 1 or built.parse_processes:

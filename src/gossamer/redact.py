@@ -85,10 +85,10 @@ def has_credentials(headers: Iterable[tuple[str, str]]) -> bool:
 
 
 def has_secrets(settings: Settings) -> bool:
-    """Return whether the settings may contain a literal password; any header may be one, whatever its name."""
+    """Return whether the settings may contain a literal password; any header or spider argument may be one."""
     own = settings.sites.values()
     return (
-        any(has_literal(value) for some in header_sets(settings) for value in some.values())
+        any(has_literal(value) for some in (settings.spider_args, *header_sets(settings)) for value in some.values())
         or any(has_literal(site.auth.partition(":")[2]) for site in own)
         or any(map(has_password, (*settings.sink, *settings.proxy, *(site.proxy for site in own))))
     )

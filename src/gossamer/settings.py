@@ -97,6 +97,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """All settings of a job. Each description is the help text of the option and a row in the reference."""
 
     spider: Annotated[str, Meta(description="Spider to run: FILE.py or FILE.py:Class.")] = ""
+    spider_args: Annotated[
+        dict[str, str],
+        Meta(description="Arguments of the spider's constructor: NAME=VALUE; ${NAME} is an environment variable."),
+    ] = {}
     extract: Annotated[
         dict[str, str],
         Meta(description="Fields to extract from each page: NAME='css::text' or NAME='css::attr(href)'."),

@@ -42,7 +42,7 @@ from gossamer.settings import Settings
 _FETCHING = """
     user_agent headers robots allow_private resolve nameservers ca_file client_cert bad_tls tls_min partial
     proxy proxy_rotation sessions secrets cookies cookie_jar cache downloader
-    connect_seconds fetch_seconds max_body_bytes max_decoded_bytes max_links delay nofollow spider extract
+    connect_seconds fetch_seconds max_body_bytes max_decoded_bytes max_links delay nofollow spider spider_args extract
     browser_path browser_wait browser_wait_seconds browser_scroll browser_loads screenshots
 """
 

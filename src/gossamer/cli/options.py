@@ -19,11 +19,19 @@ from gossamer.settings import FIELDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _FILE_ONLY = frozenset(("sites", "header_sets", "results_id"))
-_PAIRS = {"extract": "NAME=SELECTOR", "headers": "NAME=VALUE", "regions": "NAME=PATTERN,..."}
+_PAIRS = {
+    "spider_args": "NAME=VALUE",
+    "extract": "NAME=SELECTOR",
+    "headers": "NAME=VALUE",
+    "regions": "NAME=PATTERN,...",
+}
 _FLAGS = {
+    "spider_args": "--spider-arg",
     "headers": "--header", "robots": "--robots/--no-robots", "nofollow": "--nofollow/--no-nofollow",
     "trail": "--trail/--no-trail",
 }  # fmt: skip
+
+_SHORT = {"spider_args": ("-a",)}
 
 
 def settings_options(command: Command) -> Command:
@@ -177,7 +185,7 @@ def _option(name: str) -> Callable[[Command], Command]:
         extra.update(is_flag=False, flag_value="table", metavar="[table|adaptive|budget=N/d]")
     else:
         extra["type"] = kind
-    return click.option(flag, name, **extra)
+    return click.option(*_SHORT.get(name, ()), flag, name, **extra)
 
 
 def _unwrap(kind: Any) -> tuple[Any, str]:

@@ -346,7 +346,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 _FEW = 5
-_SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
+_SETTINGS = ("spider", "spider_args", "extract", "item_types", "text", "markdown")
 
 
 @click.command()
@@ -424,7 +424,7 @@ def _settings(places: Sequence[str | StoredJob], options: dict[str, Any]) -> Set
         place = places[0] if isinstance(places[0], StoredJob) else StoredJob.of(Path(places[0]))
         kept = {name: value for name, value in place.settings.items() if name in _SETTINGS}
     if "spider" in options or "extract" in options:
-        for name in ("spider", "extract", "item_types"):
+        for name in ("spider", "spider_args", "extract", "item_types"):
             kept.pop(name, None)
     return read_settings(None, {**kept, **options})
 

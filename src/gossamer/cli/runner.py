@@ -38,6 +38,8 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
         if options.get(chosen):
             # An explicit --extract overrides the spider of a settings file, and the other way around.
             values.pop(other, None)
+    if options.get("extract"):
+        values.pop("spider_args", None)
     values.update(options)
     try:
         settings = configuration.build(values)
@@ -46,6 +48,8 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
     except ConfigError as error:
         error.hint = error.hint or "`gossamer crawl --help` lists all settings and their values"
         raise
+    if settings.spider_args and not settings.spider:
+        raise ConfigError("spider arguments (-a) without a spider", hint="name the spider: --spider FILE.py")
     _check(settings)
     return _with_whole_paths(settings)
 

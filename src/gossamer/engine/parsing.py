@@ -90,7 +90,7 @@ def make_spider(settings: Settings) -> Spider:
     """Return the spider named by the settings: the user's class, one for --extract fields, or one that follows
     links."""
     if settings.spider:
-        return make(settings.spider)
+        return make(settings.spider, settings.spider_args)
     if settings.extract:
         return FieldSpider(settings.extract)
     return Spider()

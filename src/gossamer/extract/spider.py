@@ -15,7 +15,7 @@ from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.page import Page
 from gossamer.extract.selectors import check
 from gossamer.model import Request
-from gossamer.settings import Settings
+from gossamer.settings import Settings, expand
 
 Yielded = Iterable[Any] | AsyncIterable[Any] | Awaitable[Any] | Request | None
 Handler = Callable[[Page], Yielded]
@@ -53,6 +53,13 @@ class Spider:
             cls.start = cls.__dict__["start_urls"]
         if "name" not in cls.__dict__:
             cls.name = cls.__name__
+
+    def __init__(self, **arguments: str) -> None:
+        """Receives the arguments of `-a NAME=VALUE`, and stores each as an attribute, as in `self.category`."""
+        for name in arguments:
+            if hasattr(Spider, name):
+                raise TypeError(f"argument {name!r} would replace an attribute of Spider")
+        vars(self).update(arguments)
 
     def open(self) -> Awaitable[None] | None:
         """Called first in each process that runs the spider; may be `async`.
@@ -142,14 +149,16 @@ def load(reference: str) -> type[Spider]:
     return next(iter(found.values()))
 
 
-def make(reference: str) -> Spider:
-    """Create a spider of the named class; ConfigError if its constructor raises."""
+def make(reference: str, arguments: Mapping[str, str]) -> Spider:
+    """Create a spider of the named class with these arguments; ConfigError if its constructor raises."""
     kind = load(reference)
+    values = {name: expand(value, source=f"spider argument {name}") for name, value in arguments.items()}
     try:
-        return kind()
+        return kind(**values)
     except Exception as error:  # the user's code may raise anything
         message = f"{reference}: {kind.__name__}() raised {type(error).__name__}: {error}"
-        hint = "the constructor is called without arguments" if isinstance(error, TypeError) else "fix the file"
+        named = f"the arguments {', '.join(arguments)}" if arguments else "no arguments; give some with -a NAME=VALUE"
+        hint = f"the constructor receives {named}" if isinstance(error, TypeError) else "fix the file"
         raise ConfigError(message, hint=hint) from error
 
 
@@ -245,8 +254,11 @@ def _line(error: BaseException, filename: str) -> str:
 
 
 def spider_seeds(settings: Settings) -> list[str]:
-    """Return the start URLs of the spider."""
-    start = load(settings.spider).start
+    """Return the start URLs of the spider; its constructor may set them."""
+    start: Any = load(settings.spider).start
+    if settings.spider_args or not start or not isinstance(start, Sequence):
+        spider = make(settings.spider, settings.spider_args)
+        start = vars(spider).get("start_urls", spider.start)
     if isinstance(start, str):
         raise ConfigError(f"{settings.spider}: start must be a list, not a string", hint=f"start = [{start!r:.80}]")
     return list(start)

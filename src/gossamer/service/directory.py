@@ -50,6 +50,8 @@ def settings_of(submission: Submission, base: Settings, spiders: Mapping[str, st
                 403, f"this service offers no spider {submission.spider!r:.120}", hint="GET /api lists the spiders"
             )
         values["spider"] = spiders[submission.spider]
+        # Arguments in the operator's settings are for the operator's spider.
+        values.pop("spider_args", None)
     if submission.delay is not None and submission.delay < base.delay:
         raise ApiError(
             403, f"a delay below {base.delay:g} s is not allowed", hint="the operator sets the minimum with --delay"
