@@ -752,6 +752,36 @@ def test_a_restart_that_may_have_lost_a_lease_makes_lanes_wait_for_its_end(
     asyncio.run(run())
 
 
+def test_lanes_rest_longer_after_a_promotion() -> None:
+    """P5: a primary that was replaced may grant and extend leases until it is demoted, for `forget_seconds` at most."""
+    given = Settings(delay=0.0, robots=False, forget_seconds=7.0)
+
+    async def first_wait(server: RedisServer) -> float:
+        async with Opened(server.url) as opened:
+            grant = await take(await opened(given=given), seconds=30)
+            assert grant.leases == ()
+            assert grant.wait is not None
+            return grant.wait
+
+    async def begin(server: RedisServer) -> None:
+        async with Opened(server.url) as opened:
+            frontier = await opened(given=given)
+            await frontier.add(pages(*range(5), site="a"))
+            await frontier.release((await take(frontier, seconds=30)).leases)
+
+    options: dict[str, Any] = {"appendonly": "yes", "repl_diskless_sync_delay": "0"}
+    with RedisServer(**options) as first:
+        asyncio.run(begin(first))
+        with RedisServer(replicaof=f"127.0.0.1 {first.port}", **options) as second:
+            with redis.Redis.from_url(second.url) as store:
+                while store.info("replication")["master_link_status"] != "up":
+                    store.ping()
+                store.execute_command("REPLICAOF", "NO", "ONE")
+            assert 36 < asyncio.run(first_wait(second)) < 37.5, "the longest lease and forget_seconds"
+        first.restart()
+        assert 29 < asyncio.run(first_wait(first)) < 30.5
+
+
 def test_a_url_can_be_looked_up_wherever_it_is(redis_server: RedisServer, store: redis.Redis) -> None:
     async def run() -> None:
         async with Opened(redis_server.url) as opened:

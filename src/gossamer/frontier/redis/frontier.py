@@ -283,6 +283,7 @@ class RedisFrontier(RedisRepair):
                 limit=limit,
                 batch=batch,
                 seconds=seconds,
+                forget=self.settings.forget_seconds,
                 worker=self.worker,
                 regions=list({self.region, ""} | also),
                 suspects=suspects,

@@ -70,6 +70,7 @@ function operations.lease()
     end
     needs_memory()
     if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
+    if (given.forget or 0) > number('forget') then call('HSET', job_key, 'forget', given.forget) end
     if room() <= 0 then expire_ended_leases() end
     local leases, left, busy = {}, room(), not given.suspects or has_suspect(given.worker)
     local passed, refused, over, sets = {}, {}, {}, ready_sets()

@@ -94,7 +94,7 @@ end
 
 -- A server that restarted may have lost its last second, and in it a lease. The holder of that lease goes on fetching from the
 -- site until the lease would have ended. So after a restart each lane rests until then, once: rI is the restart after which
--- the lane has rested or been used, and nI is known to be correct (P5).
+-- the lane has rested or been used, and nI is known to be correct (P5). After a promotion it rests for the forget time more.
 local function must_rest(site, lane)
     local rest = number('rest_until') + lane_delay(site)
     if rest <= now or site['r' .. lane] == job.restarts then return false end

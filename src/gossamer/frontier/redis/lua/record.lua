@@ -47,7 +47,7 @@ local FIELDS = {
     'moved', 'moving', 'leaving', 'arriving', 'nonce', 'moving_until', 'generation',
     'share_most', 'share_half', 'handed', 'max_pages',
     'seen_level', 'seen_split', 'known', 'sites', 'queued', 'delayed', 'leased', 'stored', 'done', 'failed', 'skipped',
-    'parked', 'stale', 'revisits', 'pages', 'fresh', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold', 'outbox', 'posted',
+    'parked', 'stale', 'revisits', 'pages', 'fresh', 'lapsed', 'restarts', 'rest_until', 'longest', 'forget', 'fold', 'outbox', 'posted',
 }
 local job = {}
 for index, value in ipairs(call('HMGET', job_key, unpack(FIELDS))) do job[FIELDS[index]] = value or nil end
@@ -56,9 +56,12 @@ if job.format and job.format ~= FORMAT then return redis.error_reply('OTHERFORMA
 
 -- The run of this server. A start changes its run id; a promotion changes the id of its replication, also when the same process
 -- is promoted for the second time.
+local was_promoted = false
 local function run_now()
     local about = redis.pcall('INFO', 'server', 'replication')
     if type(about) ~= 'string' then return nil end
+    -- The id of the replication that this server followed as a replica; all zeros if it never did.
+    was_promoted = string.find(about, 'master_replid2:0*[1-9a-f]') ~= nil
     local life, replication = string.match(about, 'run_id:(%x+)'), string.match(about, 'master_replid:(%x+)')
     return life and replication and life .. '-' .. replication
 end
@@ -127,7 +130,9 @@ local function with_fields(entry, fields) return key_of(entry) .. cmsgpack.pack(
 
 local present_run
 local function count_restart()
-    job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + number('longest'))
+    -- A primary that was replaced may grant and extend leases until it is demoted.
+    local rest = number('longest') + (was_promoted and number('forget') or 0)
+    job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + rest)
     call('HSET', job_key, 'restarts', job.restarts, 'rest_until', job.rest_until)
 end
 -- Called at the start of every operation that writes. The record remembers the run in which it was last written; another run
