@@ -875,7 +875,7 @@ class DataLossTests(Suite):
         await harness.forget()
         await self.none(harness.frontier)
         # If the store is a process, its workers die with it; otherwise they continue until their leases expire.
-        await self.past(harness, 1.0 if harness.rests_after_crash else LEASE + 1)
+        await self.past(harness, 1.0 if harness.rests_after_crash else LEASE + 1 + harness.rest_beyond_lease)
         assert len(await self._all_keys(harness)) == 2
 
     @scenario()
@@ -910,7 +910,7 @@ class DataLossTests(Suite):
     async def _rest(self, harness: Harness) -> None:
         """Sites rest from the moment the loss is noticed until all lost leases have expired."""
         await self.none(harness.frontier)
-        await harness.advance((LEASE + 2) * self.tick)
+        await harness.advance((LEASE + harness.rest_beyond_lease + 2) * self.tick)
 
     async def _all_keys(self, harness: Harness) -> list[int]:
         return keys(*(await self.lease(harness.frontier)).leases)

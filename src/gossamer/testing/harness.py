@@ -25,6 +25,9 @@ class Harness:
     rests_after_crash = True
     """Whether every site rests after a crash; False for a store that outlives its clients and keeps their leases."""
 
+    rest_beyond_lease = 0.0
+    """Ticks that sites rest after `forget`, beyond the longest lease."""
+
     one_store = True
     """Whether one store orders and admits all sites; False if the sites are in several shards."""
 

@@ -351,6 +351,8 @@ class RedisHarness(Harness):
     """`redis://`, with a manual clock."""
 
     rests_after_crash = False
+    # `forget` promotes the server.
+    rest_beyond_lease = Settings().forget_seconds
 
     def __init__(self, url: str, settings: Settings, shards: str, fold: int | None) -> None:
         self.url = url
