@@ -88,7 +88,7 @@ def crawl(
 ) -> int:
     """Crawl from one or more URLs.
 
-    Run the same command again to resume. New URLs are added to an existing job.
+    Run the same command again to resume. New URLs are added to an existing job. A URL can be the path of a seeds file.
 
     \b
     gossamer crawl https://example.com --max-pages 100
