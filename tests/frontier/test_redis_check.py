@@ -30,7 +30,7 @@ def found(*urls: str, forget_seconds: float = 10.0) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("options", "state", "says", "mend"),
+    ("options", "state", "says", "fix"),
     [
         (GOOD, "good", "everysec", ""),
         ({**GOOD, "appendfsync": "always"}, "good", "power cut", ""),

@@ -180,7 +180,7 @@ def check(name: str, said: str, job: Job, out: Path) -> None:
 def test_verify_reads_back_what_it_can(job: Job, tmp_path: Path) -> None:
     """The sinks of a proof are read back by the same readers, or refused before it begins."""
     if job.sink.startswith("folder:"):
-        with pytest.raises(ConfigError, match="could not read it back"):
+        with pytest.raises(ConfigError, match="cannot read this sink back"):
             isolated_sinks([job.sink], "t")
         return
     rows = asyncio.run(read_back(job.sink, job.folder, is_fleet=False))
