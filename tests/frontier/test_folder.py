@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
@@ -1079,3 +1080,11 @@ def test_a_finished_job_stays_finished_if_its_workers_were_killed(tmp_path: Path
         assert (counts.done, counts.queued, counts.job, counts.finished) == (3, 0, "finished", True)
 
     play(run, tmp_path)
+
+
+def test_heartbeats_of_older_workers_are_read() -> None:
+    older = {"session": "s", "worker": "w", "at": 1.0, "pulse": {"worker": "w", "pages": 7}}
+    found = msgspec.json.decode(msgspec.json.encode(older), type=SessionHeartbeat)
+    assert found.heartbeat is not None
+    assert found.heartbeat.pages == 7
+    assert b'"pulse"' in msgspec.json.encode(found)

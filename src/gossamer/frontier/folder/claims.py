@@ -147,7 +147,8 @@ class SessionHeartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     region: str = ""
     life: str = ""
     """The process: see `owner.this_process`."""
-    heartbeat: Heartbeat | None = None
+    heartbeat: Heartbeat | None = msgspec.field(default=None, name="pulse")
+    """The heartbeat of the worker, under the name that files of older workers have."""
 
 
 class NewestClaim(NamedTuple):
