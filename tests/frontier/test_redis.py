@@ -722,7 +722,8 @@ def test_a_restart_that_may_have_lost_a_lease_makes_lanes_wait_for_its_end(
 
     async def run() -> None:
         async with Opened(redis_server.url) as opened:
-            frontier = await opened(given=Settings(delay=2.0, robots=False))
+            # Other tests promote this server: then lanes rest for `forget_seconds` more.
+            frontier = await opened(given=Settings(delay=2.0, robots=False, forget_seconds=5.0))
             store.hset(job_key("j"), "clock", "1000")
             for number, site in enumerate(("lost", "held", "idle")):
                 await frontier.add(pages(*range(number * 10, number * 10 + 5), site=site))
@@ -745,7 +746,7 @@ def test_a_restart_that_may_have_lost_a_lease_makes_lanes_wait_for_its_end(
             await frontier.complete(outcomes(leases["held"]))
             store.hincrbyfloat(job_key("j"), "clock", 2.1)
             assert [lease.site for lease in (await take(frontier)).leases] == ["held"], "its clock is known"
-            store.hincrbyfloat(job_key("j"), "clock", 30.0)
+            store.hincrbyfloat(job_key("j"), "clock", 35.0)
             grant = await take(frontier)
             assert sorted(lease.site for lease in grant.leases) == ["idle", "lost"]
 
