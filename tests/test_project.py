@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import gates
 import pytest
 import yaml
 
@@ -86,3 +87,11 @@ def test_hooks_run_installed_programs() -> None:
         assert repository["repo"] == "local"
         for hook in repository["hooks"]:
             assert (ROOT / hook["entry"].split()[0]).is_file(), hook["id"]
+
+
+@pytest.mark.parametrize("gate", gates.NAMED)
+def test_gates_name_tests_that_exist(gate: str) -> None:
+    """One file that is missing would keep all gates from running."""
+    for name in gates.NAMED[gate]:
+        file, _, test = name.partition("::")
+        assert f"def {test.rpartition('::')[2]}(" in (ROOT / "tests" / file).read_text("utf-8")

@@ -61,7 +61,7 @@ NAMED: dict[str, tuple[str, ...]] = {
         "download/test_decoding.py::test_bombs_of_the_suite_stop_at_the_limit",
         "download/test_decoding.py::test_a_bomb_of_ten_gibibytes_holds_less_than_twice_the_limit",
     ),
-    "H48": ("sink/test_tree.py::test_file_names_cannot_escape_the_folder",),
+    "H48": ("storage/test_tree.py::test_file_names_cannot_escape_the_folder",),
     "H56": ("test_architecture.py::test_nothing_is_unpickled_or_evaluated",),
 }
 """Tests of gates whose names and docstrings do not contain the gate's number; the others are found by it."""
