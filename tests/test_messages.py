@@ -40,6 +40,7 @@ def test_help_of_commands_and_settings_is_listed(everything: str) -> None:
     ("place", "kind", "words"),
     [
         ("jobs/worker.py", "log", "waiting for the frontier: %s"),
+        ("job_folder.py", "hint", "a seed looks like https://example.com/"),
         ("api.py", "hint", "a URL looks like https://example.com/page"),
         ("service/static/views/overview.js", "text", ""),
         ("service/pages.py", "error", ""),
