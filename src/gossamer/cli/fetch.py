@@ -119,10 +119,10 @@ async def open_page_fetcher(settings: Settings) -> AsyncIterator[PageFetcher]:
     downloader = open_downloader(settings, clock=clock)
     subresource_robots_of(downloader, settings, clock)
     try:
-        ring = middlewares(spider, settings, clock, jar=jar_of(settings, clock))
+        chain = middlewares(spider, settings, clock, jar=jar_of(settings, clock))
         innermost: Fetch = downloader.fetch
         async with Lifecycle(spider, spider.pipelines):
-            yield PageFetcher(spider, compose(ring, innermost), settings, clock)
+            yield PageFetcher(spider, compose(chain, innermost), settings, clock)
     finally:
         await downloader.aclose()
 

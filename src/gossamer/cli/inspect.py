@@ -115,46 +115,46 @@ def terminal_columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 100
 
 
-def why_lines(story: Mapping[str, Any], *, columns: int) -> Iterator[str]:
+def why_lines(history: Mapping[str, Any], *, columns: int) -> Iterator[str]:
     """The history of a URL as wrapped paragraphs with labels, followed by a table of visits."""
-    yield click.style(plain(story["url"], 2000), bold=True)
-    for label, text, allows in _paragraphs(story):
+    yield click.style(plain(history["url"], 2000), bold=True)
+    for label, text, allows in _paragraphs(history):
         wrapped = textwrap.wrap(plain(text, 4000), columns - _LABEL, break_long_words=False, break_on_hyphens=False)
         for number, line in enumerate(wrapped or [""]):
             colour: dict[str, Any] = {"dim": True} if allows else {"fg": "red"}
             yield click.style(f"{'' if number else label:<{_LABEL}}", **colour) + line
-    yield from _visits(story)
+    yield from _visits(history)
 
 
-def _paragraphs(story: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+def _paragraphs(history: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
     """Label, text, and whether the paragraph allows the URL to be fetched."""
-    yield "state", f"{_STATES[story['state']]} {_end(story)}".strip(), True
-    yield "job", f"{story['job']} ({story['job_state']}). {_about_site(story)}", True
-    if story["url"] != story["asked_for"]:
+    yield "state", f"{_STATES[history['state']]} {_end(history)}".strip(), True
+    yield "job", f"{history['job']} ({history['job_state']}). {_about_site(history)}", True
+    if history["url"] != history["asked_for"]:
         yield "", "The job removes tracking parameters and sorts the others (clean_query).", True
-    if story["seen"]:
-        yield "found", _found(story), True
-    if story.get("cut"):
-        yield "cut", f"The last visit stored only a part of it: {describe_cut(story['cut'])}.", True
-    for ruling in story["rules"]:
+    if history["seen"]:
+        yield "found", _found(history), True
+    if history.get("cut"):
+        yield "cut", f"The last visit stored only a part of it: {describe_cut(history['cut'])}.", True
+    for ruling in history["rules"]:
         allows, rule = ruling["allows"], ruling["rule"]
         # Obeying robots.txt is the default and needs no setting in the output.
         setting = f" ({ruling['setting']})" if ruling["setting"] and not rule.startswith("robots") else ""
-        allowed = "allowed" if story["seen"] else "rules"
+        allowed = "allowed" if history["seen"] else "rules"
         yield _LABELS.get(rule, allowed if allows else "excluded"), f"{ruling['words']}{setting}", allows
-    if not story["seen"] and all(ruling["allows"] for ruling in story["rules"]):
+    if not history["seen"] and all(ruling["allows"] for ruling in history["rules"]):
         hint = "Check a link on a page with `--from PAGE`, or queue the URL with `gossamer add`."
         yield "hint", hint, True
-    if story["waits"] is not None:
-        yield "waits", f"{story['waits']['words']} ({story['waits']['for']})", True
-    if story["next"] is not None:
-        yield "next", f"{story['next']['words']} ({story['next']['setting']})", True
+    if history["waits"] is not None:
+        yield "waits", f"{history['waits']['words']} ({history['waits']['for']})", True
+    if history["next"] is not None:
+        yield "next", f"{history['next']['words']} ({history['next']['setting']})", True
 
 
-def _about_site(story: Mapping[str, Any]) -> str:
-    site = story["site_state"]
+def _about_site(history: Mapping[str, Any]) -> str:
+    site = history["site_state"]
     if site is None:
-        return f"The job knows no page on {story['site']}."
+        return f"The job knows no page on {history['site']}."
     facts = [f"delay {site['delay']:g} s"]
     facts += [f"{site[name]:,} {word}" for name, word in (("stored", "stored"), ("queued", "queued")) if name in site]
     facts += [f"region {site['region']}"] if site.get("region") else []
@@ -163,35 +163,35 @@ def _about_site(story: Mapping[str, Any]) -> str:
         f"{f'{1e3 * seconds:.3g}' if seconds >= 0.001 else 'under 1'} ms to connect from {region}"
         for region, seconds in connects
     ]
-    return f"Site {story['site']}: {', '.join(facts)}."
+    return f"Site {history['site']}: {', '.join(facts)}."
 
 
-def _end(story: Mapping[str, Any]) -> str:
+def _end(history: Mapping[str, Any]) -> str:
     """The result of the last visit, and advice on a failure."""
-    sent = [one for one in story["attempts"] if not one.get("skipped")]
-    if story["state"] not in ("done", "failed"):
+    sent = [one for one in history["attempts"] if not one.get("skipped")]
+    if history["state"] not in ("done", "failed"):
         return ""
     last = f"Last visit: {_answer(sent[-1])} at {when(sent[-1]['at'])}." if sent else ""
-    closed = next((ruling for ruling in story["rules"] if ruling["rule"] == "closed"), None)
-    kind = story.get("reason") or (sent and (sent[-1].get("error") or f"http-{sent[-1].get('status', 0)}"))
-    tip = advice_for_kind(str(kind)) if story["state"] == "failed" else ""
+    closed = next((ruling for ruling in history["rules"] if ruling["rule"] == "closed"), None)
+    kind = history.get("reason") or (sent and (sent[-1].get("error") or f"http-{sent[-1].get('status', 0)}"))
+    tip = advice_for_kind(str(kind)) if history["state"] == "failed" else ""
     with_site = "Its site was closed." if closed and not sent else ""
     sentences = [last, with_site, f"{tip[:1].upper()}{tip[1:]}." if tip else ""]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _found(story: Mapping[str, Any]) -> str:
-    depth = story.get("depth")
+def _found(history: Mapping[str, Any]) -> str:
+    depth = history.get("depth")
     below = "" if depth is None else f", {depth} link{'s' * (depth != 1)} from the nearest seed"
-    if story.get("referrer"):
-        return f"On {story['referrer']}{below}."
+    if history.get("referrer"):
+        return f"On {history['referrer']}{below}."
     return "As a seed." if depth == 0 else f"On a page that is not recorded{below}."
 
 
-def _visits(story: Mapping[str, Any]) -> Iterator[str]:
-    attempts = story["attempts"]
+def _visits(history: Mapping[str, Any]) -> Iterator[str]:
+    attempts = history["attempts"]
     if not attempts:
-        if story["seen"]:
+        if history["seen"]:
             yield click.style(f"{'visits':<{_LABEL}}", dim=True) + "none"
         return
     shown = attempts[-_MOST_ATTEMPTS:]

@@ -145,8 +145,8 @@ class _PatternIndex:
     A pattern's weight is twice its length, plus one if it allows: the heaviest match wins, and Allow wins a tie."""
 
     def __init__(self, rules: Iterable[tuple[str, bool]], count: int) -> None:
-        shelf = _SmallIndex if count <= MANY else _LargeIndex
-        exact, prefixes, wild = shelf(), shelf(), shelf()
+        index_type = _SmallIndex if count <= MANY else _LargeIndex
+        exact, prefixes, wild = index_type(), index_type(), index_type()
         heaviest: dict[int, int] = {}
         for pattern, allow in rules:
             weight = 2 * len(pattern) + allow

@@ -87,15 +87,15 @@ def jar_of(settings: Settings, clock: Clock) -> CookieJar | None:
 
 
 def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: CookieJar | None) -> list[Middleware]:
-    """The fetch ring, outermost first: the spider's own, then the development cache, then sessions or cookies."""
-    ring: list[Middleware] = list(spider.fetch_middleware)
+    """The fetch middleware, outermost first: the spider's own, then the development cache, then sessions or cookies."""
+    chain: list[Middleware] = list(spider.fetch_middleware)
     if settings.cache:
-        ring.append(cache(Path(settings.cache), clock))
+        chain.append(cache(Path(settings.cache), clock))
     if settings.sessions:
-        ring.append(sessions(settings, clock))
+        chain.append(sessions(settings, clock))
     elif jar is not None:
-        ring.append(cookies(jar))
-    return ring
+        chain.append(cookies(jar))
+    return chain
 
 
 async def check_fetching(settings: Settings) -> None:

@@ -94,24 +94,24 @@ class TimeSeries:
     """Ring buffers of one job, one per step length."""
 
     def __init__(self) -> None:
-        self._rings = {step: RingBuffer(step, length) for step, length in STEP_COUNTS.items()}
+        self._series = {step: RingBuffer(step, length) for step, length in STEP_COUNTS.items()}
         self.counted_since: float | None = None
 
     def add(self, at: float, sums: Mapping[str, float]) -> None:
         """Add to the sums of the step at this time."""
         self.counted_since = at if self.counted_since is None else min(at, self.counted_since)
-        for ring in self._rings.values():
-            ring.add(at, sums)
+        for series in self._series.values():
+            series.add(at, sums)
 
     def set(self, at: float, levels: Mapping[str, float]) -> None:
         """Set gauges at this time."""
         self.counted_since = at if self.counted_since is None else min(at, self.counted_since)
-        for ring in self._rings.values():
-            ring.set(at, levels)
+        for series in self._series.values():
+            series.set(at, levels)
 
     def read(self, step: int, now: float, steps: int) -> tuple[float, Series]:
         """Return the start time and values of the last complete steps of this length."""
-        return self._rings[step].read(now, steps, counted_since=self.counted_since)
+        return self._series[step].read(now, steps, counted_since=self.counted_since)
 
 
 _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200

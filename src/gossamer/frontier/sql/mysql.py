@@ -605,7 +605,7 @@ class MySqlDialect(MySqlConnection):
             self._lock = lock
 
     async def commit(self, *, rings: bool = False) -> None:
-        # Nothing to ring: idle workers poll.
+        # Nobody to notify: idle workers poll.
         await self._run("COMMIT")
 
     async def rollback(self) -> None:
